@@ -1,0 +1,411 @@
+"""Q-RAG: soft Q-learning over text embeddings, trained with PQN.
+
+A state is a question and the passages picked so far, an action one more passage, and
+
+    Q(s, a) = <E_s(s), E_a(a, i)>,    pi(a|s) ~ exp(Q(s, a) / alpha),    V(s) = alpha log sum_a exp(Q'(s, a) / alpha).
+
+Each update plays a segment with the current encoders, without a replay buffer, forms lambda-returns from the values of
+the target encoders (an exponential moving average of the current ones), and moves Q(s, a) towards them.
+
+    python agents/pqn.py --env ChainRetrieval-MuSiQue-v0 --preset minilm
+
+Without a preset the hyperparameters are those of the paper (appendix F).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+
+import retrieval_gym  # noqa: F401 - registers the environments
+from retrieval_gym import RetrievalDataset
+from retrieval_gym.commands.common import parse_env_kwargs
+from retrieval_gym.evaluation import Evaluation, evaluate, paired_bootstrap
+from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.q_function import ActionVectors, QConfig, QFunction, QRetriever, TokenStore
+from retrieval_gym.nn.rollout import Rollout, states_from
+from retrieval_gym.nn.run import (
+    Run,
+    check_config,
+    check_finite,
+    resolve_device,
+    rng_state,
+    seed_everything,
+    set_rng_state,
+)
+from retrieval_gym.nn.scoring import available, boltzmann_sample, ema_update, lambda_returns, policy_entropy, soft_value
+from retrieval_gym.registration import environment_dataset
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The released configurations: encoder, alpha, lambda, tau, learning rate, weight decay, schedule.
+    "q-rag-contriever": dict(
+        encoder="facebook/contriever", alpha=0.01, lam=0.65, tau=0.1, learning_rate=5e-5, weight_decay=0.01
+    ),
+    "q-rag-e5-hotpotqa": dict(
+        encoder="intfloat/multilingual-e5-large", alpha=0.05, lam=0.5, tau=0.02, learning_rate=1.5e-5,
+        weight_decay=5e-4, schedule="cosine", final_learning_rate=0.1, passage_tokens=220, num_steps=2,
+    ),
+    "q-rag-e5-musique": dict(
+        encoder="intfloat/multilingual-e5-large", alpha=0.005, lam=0.6, tau=0.02, learning_rate=1e-5,
+        weight_decay=1e-3, final_learning_rate=0.1,
+    ),
+    "q-rag-gte": dict(
+        encoder="Alibaba-NLP/gte-multilingual-base", alpha=0.005, lam=0.6, tau=0.02, learning_rate=5e-6, weight_decay=1e-3
+    ),
+    # Ours, for two CPU cores and the default encoder.
+    "minilm": dict(
+        layers=(0, 2, 5), action_encoder="frozen", autocast=True, num_envs=24, accumulation=1, alpha=0.01,
+        learning_rate=5e-5, warmup_updates=20, total_timesteps=20_000, eval_every=50,
+    ),
+    "demo": dict(
+        layers=(0, 2, 5), action_encoder="frozen", autocast=True, num_envs=24, accumulation=1, alpha=0.01,
+        learning_rate=1e-4, warmup_updates=10, total_timesteps=6_000, eval_every=25,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Args:
+    """PQN soft-Q over text embeddings (Q-RAG)."""
+
+    env: str = "ChainRetrieval-Synthetic-v0"
+    """environment to train in; its train split is used, less a share for selection"""
+    env_kwargs: tuple[str, ...] = ()
+    """keyword arguments of the environment as key=value, e.g. dataset=musique+2wiki"""
+    eval_envs: tuple[str, ...] = ()
+    """environments to report on, by id or as id?key=value&key=value; default: the dev split of the trained one"""
+    eval_split: Literal["dev", "test"] = "dev"
+    """split to report on"""
+    eval_questions: int | None = None
+    """report on a seeded sample of this many questions; default all"""
+    preset: Literal[
+        "none", "q-rag-contriever", "q-rag-e5-hotpotqa", "q-rag-e5-musique", "q-rag-gte", "minilm", "demo"
+    ] = "none"
+    """named hyperparameters; flags given beside it win"""
+    seed: int = 1
+    """seed of everything"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to run"""
+    runs: str = "runs"
+    """folder of all runs"""
+    resume: str | None = None
+    """run folder to go on with; its configuration is taken over"""
+
+    encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
+    """sentence-transformers or transformers model, Hub id or path; both encoders start from it"""
+    layers: tuple[int, ...] | None = None
+    """keep only these transformer layers"""
+    action_encoder: Literal["train", "frozen"] = "train"
+    """frozen: every passage is embedded once"""
+    autocast: bool = False
+    """bfloat16 autocast in the encoders"""
+    positions: Literal["none", "absolute", "relative"] = "none"
+    """how the passage's place in its document enters E_a (pools only)"""
+    order: Literal["pick", "document"] = "pick"
+    """order of the passages in the state text"""
+    question_tokens: int = 64
+    """longest question"""
+    passage_tokens: int = 110
+    """longest passage (paper: MuSiQue 110, HotpotQA 220, BabiLong and RULER 64)"""
+    halves: bool = False
+    """two Q functions, one a half of the vector, each regressed on the return (released code)"""
+
+    total_timesteps: int = 100_000
+    """environment transitions"""
+    num_envs: int = 12
+    """environments played side by side"""
+    num_steps: int = 4
+    """steps of a segment"""
+    accumulation: int = 2
+    """segments an update; num_envs * num_steps * accumulation transitions (paper: 96)"""
+    reward: str = "complete"
+    """reward of the environment"""
+    gamma: float = 0.99
+    """discount"""
+    alpha: float = 0.05
+    """temperature of policy and soft value"""
+    anneal_alpha: bool = False
+    """let alpha follow the learning rate's schedule (released code)"""
+    alpha_floor: float = 1e-3
+    """lowest annealed alpha: at 0 the soft value is not defined"""
+    soft_q: bool = True
+    """no: hard maximum as value and epsilon-greedy actions"""
+    epsilon: float = 0.1
+    """share of random actions without soft Q"""
+    lam: Annotated[float, tyro.conf.arg(name="lambda")] = 0.5
+    """mixture of one-step and longer returns"""
+    target_network: bool = True
+    """no: values come from the current encoders"""
+    tau: float = 0.02
+    """step of the target encoders towards the current ones, an update"""
+    top_k_actions: int | None = None
+    """policy and value see only this many best available actions (released code: 5)"""
+    random_timesteps: int = 0
+    """transitions with uniform actions at first (released code)"""
+
+    learning_rate: float = 1.5e-5
+    """AdamW"""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW"""
+    weight_decay: float = 5e-4
+    """AdamW"""
+    warmup_updates: int = 1000
+    """updates of linear warm-up"""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """course of the learning rate after the warm-up"""
+    final_learning_rate: float = 0.0
+    """where the schedule ends, as a share of the learning rate"""
+    max_grad_norm: float = 2.0
+    """gradient clipping, L2"""
+
+    selection_share: float = 0.1
+    """share of the train questions kept apart to select the checkpoint"""
+    eval_every: int = 100
+    """updates between two selections and two checkpoints"""
+
+
+def schedule_factor(args: Args, update: int, updates: int) -> float:
+    """Share of the full learning rate after the warm-up: 1 at first, ``final_learning_rate`` at the end."""
+    progress = min(1.0, max(0, update - args.warmup_updates) / max(1, updates - args.warmup_updates))
+    decay = {"linear": 1 - progress, "cosine": 0.5 + 0.5 * math.cos(math.pi * progress), "constant": 1.0}[args.schedule]
+    return args.final_learning_rate + (1 - args.final_learning_rate) * decay
+
+
+def make_q(args: Args, device: torch.device) -> QFunction:
+    """Load both encoders from one pretrained model; dropout stays off while acting, in targets and in the loss."""
+    encoders = [
+        TextEncoder.load(args.encoder, device=device, layers=args.layers, autocast=args.autocast) for _ in range(2)
+    ]
+    config = QConfig(
+        positions=args.positions, order=args.order, question_tokens=args.question_tokens,
+        passage_tokens=args.passage_tokens, halves=args.halves,
+    )  # fmt: skip
+    q = QFunction(*encoders, config).eval()
+    q.action_encoder.requires_grad_(args.action_encoder == "train")
+    return q
+
+
+def q_loss(q_halves: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """Mean squared error of Q, or of each half's 2 Q_h, against the return; ``(H, N)`` and ``(N,)``."""
+    return ((len(q_halves) * q_halves - returns) ** 2).mean()
+
+
+def score(q: QFunction, datasets: dict[str, tuple[RetrievalDataset, int]], args: Args) -> dict[str, Evaluation]:
+    """Play every question greedily for the whole budget; gold never stops an evaluation."""
+    return {
+        name: evaluate(QRetriever(q, dataset), dataset, steps=steps, limit=args.eval_questions)
+        for name, (dataset, steps) in datasets.items()
+    }
+
+
+def trained_state(q: QFunction, frozen: bool) -> dict[str, torch.Tensor]:
+    """The weights that training changes; a frozen action encoder comes from its own source again."""
+    return {k: v for k, v in q.state_dict().items() if not (frozen and k.startswith("action_encoder."))}
+
+
+def parse_args() -> Args:
+    """Read the command line; a preset sets defaults, a run to resume sets everything."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--preset", default="none")
+    parser.add_argument("--resume")
+    early, _ = parser.parse_known_args()
+    if early.resume:
+        saved = Run.open(early.resume).config
+        default = Args(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+        args = tyro.cli(Args, default=replace(default, resume=early.resume))
+        check_config(saved, {**asdict(args), "resume": None})
+        return args
+    preset = PRESETS.get(early.preset, {})
+    if preset:
+        print(f"preset {early.preset}: " + ", ".join(f"{key}={value}" for key, value in preset.items()))
+    return tyro.cli(Args, default=replace(Args(), **preset))
+
+
+def main(args: Args) -> Path:
+    """Train, select, report; returns the run folder."""
+    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
+    seed_everything(args.seed)
+    device = resolve_device(args.device)
+    print(f"run {run.directory} on {device}")
+
+    # Questions: train, a share of train to select on, and what is reported.
+    env_kwargs = parse_env_kwargs(args.env_kwargs)
+    dataset, max_steps = environment_dataset(args.env, "train", **env_kwargs)
+    order = np.random.default_rng(args.seed).permutation(len(dataset))
+    held_out = max(1, round(args.selection_share * len(dataset)))
+    selection, train = dataset.select(order[:held_out]), dataset.select(order[held_out:])
+    reported = {}
+    for spec in args.eval_envs or ("?".join([args.env, "&".join(args.env_kwargs)]) if env_kwargs else args.env,):
+        env_id, _, options = spec.partition("?")
+        kwargs = parse_env_kwargs(options.split("&") if options else [])
+        reported[spec] = environment_dataset(env_id, args.eval_split, **kwargs)
+
+    # Networks.
+    online = make_q(args, device)
+    target = copy.deepcopy(online).requires_grad_(False) if args.target_network else online
+    frozen = args.action_encoder == "frozen"
+    store = TokenStore(train, online.state_encoder, online.config)
+    vectors = ActionVectors(online.action_encoder, store)
+    target_vectors = vectors if frozen or not args.target_network else ActionVectors(target.action_encoder, store)
+    parameters = [p for p in online.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=args.learning_rate, betas=args.betas, weight_decay=args.weight_decay, fused=device.type != "mps"
+    )
+
+    # Environment.
+    transitions = args.num_envs * args.num_steps * args.accumulation
+    updates = max(1, args.total_timesteps // transitions)
+    env_kwargs = {k: v for k, v in env_kwargs.items() if k == "max_steps"}
+    envs = gym.make_vec(
+        args.env, num_envs=args.num_envs, dataset=train, observation="ids", reward=args.reward, **env_kwargs
+    )
+    obs, info = envs.reset(seed=args.seed)
+    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
+    first_update, best = 0, -1.0
+
+    def checkpoint(update: int) -> dict[str, Any]:
+        return {
+            "update": update, "best": best, "q": trained_state(online, frozen), "target": trained_state(target, frozen),
+            "optimizer": optimizer.state_dict(), "rng": rng_state(), "envs": envs.unwrapped.get_state(),
+            "episode_return": episode_return.tolist(), "episode_length": episode_length.tolist(),
+        }  # fmt: skip
+
+    if args.resume:
+        state = run.load("last", map_location=device)
+        online.load_state_dict(state["q"], strict=False)
+        target.load_state_dict(state["target"], strict=False)
+        optimizer.load_state_dict(state["optimizer"])
+        set_rng_state(state["rng"])
+        obs, info = envs.unwrapped.set_state(state["envs"])
+        episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
+        first_update, best = state["update"], state["best"]
+    else:
+        untrained = score(online, reported, args)
+        run.write_json("untrained.json", {name: result.to_json() for name, result in untrained.items()})
+
+    started, finished = time.monotonic(), []
+    for update in range(first_update, updates):
+        factor = schedule_factor(args, update, updates)
+        learning_rate = args.learning_rate * factor * min(1.0, (update + 1) / max(1, args.warmup_updates))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        alpha = max(args.alpha_floor, args.alpha * factor) if args.anneal_alpha else args.alpha
+        value_alpha = alpha if args.soft_q else 0.0
+
+        logs = []
+        for segment in range(args.accumulation):
+            # Play. One forward pass of E_s serves acting and learning: no update comes between them.
+            rollout, embedded, entropy = Rollout(), [], []
+            for step in range(args.num_steps):
+                states = states_from(obs, info)
+                embedded.append(online.embed_states(states, store))
+                with torch.no_grad():
+                    mask = torch.from_numpy(retrieval_gym.mdp.action_mask(states, len(train.corpus))).to(device)
+                    q = available(online.values(embedded[-1], states, vectors), mask, args.top_k_actions)
+                    played = (
+                        update * args.accumulation + segment
+                    ) * args.num_steps * args.num_envs + step * args.num_envs
+                    uniform = available(torch.zeros_like(q), mask)
+                    if played < args.random_timesteps:
+                        action = boltzmann_sample(uniform, 1.0)
+                    elif args.soft_q:
+                        action = boltzmann_sample(q, alpha)
+                    else:
+                        explore = torch.rand(args.num_envs, device=device) < args.epsilon
+                        action = torch.where(explore, boltzmann_sample(uniform, 1.0), q.argmax(dim=1))
+                    entropy.append(policy_entropy(q, value_alpha).mean())
+                actions = action.cpu().numpy()
+                obs, reward, terminated, truncated, info = envs.step(actions)
+                rollout.add(states, actions, reward, terminated | truncated)
+                episode_return += reward
+                episode_length += 1
+                done = rollout.dones[-1]
+                finished += zip(episode_return[done], episode_length[done], strict=True)
+                episode_return[done], episode_length[done] = 0.0, 0
+
+            # Value the states that follow with the target encoders, then form the lambda-returns.
+            with torch.no_grad():
+                following, rows = rollout.successors(states_from(obs, info))
+                next_values = torch.zeros(args.num_steps * args.num_envs, device=device)
+                if len(rows):
+                    mask = torch.from_numpy(retrieval_gym.mdp.action_mask(following, len(train.corpus))).to(device)
+                    q = target.values(target.embed_states(following, store), following, target_vectors)
+                    q = available(q, mask, args.top_k_actions)
+                    next_values[torch.from_numpy(rows).to(device)] = soft_value(q, value_alpha)
+                rewards = torch.from_numpy(np.stack(rollout.rewards)).float().to(device)
+                dones = torch.from_numpy(np.stack(rollout.dones)).float().to(device)
+                returns = lambda_returns(rewards, dones, next_values.view_as(rewards), args.gamma, args.lam).flatten()
+
+            # Move Q(s, a) of the picked actions towards the returns.
+            picks = rollout.picks()
+            picked = vectors(picks) if frozen else online.embed_actions(picks, store)
+            if args.positions != "none":
+                places = torch.from_numpy(np.concatenate(rollout.actions)).to(device)
+                positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])
+                picked = online.place(picked, positions.gather(1, places[:, None])[:, 0])
+            products = torch.cat(embedded) * picked
+            q_halves = products.unflatten(1, (2 if args.halves else 1, -1)).sum(dim=2).T
+            loss = q_loss(q_halves, returns)
+            check_finite(loss.item(), f"update {update}, questions {np.unique(rollout.states[0].question).tolist()}")
+            (loss / args.accumulation).backward()
+            logs.append(
+                [loss.item(), q_halves.sum(0).mean().item(), returns.mean().item(), torch.stack(entropy).mean().item()]
+            )
+
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if args.target_network:
+            ema_update(target, online, args.tau)
+        if not frozen:
+            vectors.clear()
+            target_vectors.clear()
+
+        # Log, select, keep.
+        global_step = (update + 1) * transitions
+        loss_mean, q_mean, return_mean, entropy_mean = np.mean(logs, axis=0)
+        values = {
+            "losses/td": loss_mean, "losses/q": q_mean, "losses/lambda_return": return_mean,
+            "losses/entropy": entropy_mean, "losses/grad_norm": float(grad_norm),
+            "charts/learning_rate": learning_rate, "charts/alpha": alpha,
+            "charts/SPS": (update + 1 - first_update) * transitions / (time.monotonic() - started),
+        }  # fmt: skip
+        if finished:
+            values["charts/episodic_return"], values["charts/episodic_length"] = np.mean(finished, axis=0)
+            finished = []
+        last = update + 1 == updates
+        if last or (update + 1) % args.eval_every == 0:
+            selected = score(online, {"selection": (selection, max_steps)}, args)["selection"]
+            values["eval/selection_all_gold_picked"] = selected.mean("all_gold_picked")
+            if values["eval/selection_all_gold_picked"] > best:
+                best = values["eval/selection_all_gold_picked"]
+                run.save("best", {"q": trained_state(online, frozen), "update": update + 1})
+        run.log(values, global_step)
+        if last or (update + 1) % args.eval_every == 0:
+            run.save("last", checkpoint(update + 1))
+        run.progress(global_step, updates * transitions, values)
+    envs.close()
+
+    # Report the selected checkpoint beside the untrained encoder.
+    online.load_state_dict(run.load("best", map_location=device)["q"], strict=False)
+    trained = score(online, reported, args)
+    run.write_json("eval.json", {name: result.to_json() for name, result in trained.items()})
+    online.state_encoder.save(run.directory / "state_encoder")
+    online.action_encoder.save(run.directory / "action_encoder")
+    run.close()
+    return run.directory
+
+
+if __name__ == "__main__":
+    main(parse_args())

@@ -1,0 +1,238 @@
+"""What is asked and what can be picked: passages, corpora, questions, and the dataset that joins them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One retrievable unit of text."""
+
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        """Title and text on two lines, the form that encoders, BM25 and transcripts see."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and the passages that answer it.
+
+    Attributes:
+        id: the source's own identifier.
+        text: the question.
+        gold: corpus ids of the evidence, in chain order where the source gives one.
+        answers: accepted answers; empty when the source has none.
+        hops: length of the reasoning chain; 0 means ``len(gold)``.
+        ordered: whether the order of ``gold`` means anything.
+    """
+
+    id: str
+    text: str
+    gold: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+    hops: int = 0
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        """Fill in the number of hops."""
+        if self.hops == 0:
+            object.__setattr__(self, "hops", len(self.gold))
+
+
+class Corpus(Sequence[Passage]):
+    """An immutable, list-like collection of passages; a passage's id is its position.
+
+    Args:
+        titles: one title a passage, ``""`` for none.
+        texts: one text a passage.
+        keys: the source's own identifiers, unique; ``"0"``, ``"1"``, ... when omitted.
+        merge_duplicates: whether passages equal in title and text count as one when gold passages are looked for.
+            Long documents, where a sentence is told by its position, say False.
+
+    Raises:
+        ValueError: when the corpus is empty, the lengths differ or a key occurs twice.
+    """
+
+    def __init__(
+        self,
+        titles: Sequence[str],
+        texts: Sequence[str],
+        keys: Sequence[str] | None = None,
+        *,
+        merge_duplicates: bool = True,
+    ) -> None:
+        if not texts:
+            raise ValueError("the corpus is empty: give it at least one passage")
+        if len(titles) != len(texts) or (keys is not None and len(keys) != len(texts)):
+            raise ValueError(
+                f"{len(titles)} titles, {len(texts)} texts and "
+                f"{len(keys) if keys is not None else 'no'} keys: a corpus needs one of each a passage"
+            )
+        self.titles = titles
+        self._texts = texts
+        self._keys = keys
+        self._merge_duplicates = merge_duplicates
+        if keys is not None and len(self.ids) != len(keys):
+            seen: set[str] = set()
+            twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise ValueError(f"passage id {twice!r} occurs twice: passage ids must be unique")
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+        """Return the passage with this id, or a list of passages for a slice."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Passage(self.titles[index], self._texts[index])
+
+    def __iter__(self) -> Iterator[Passage]:
+        return map(Passage, self.titles, self._texts)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The source's identifiers, one a passage."""
+        return self._keys if self._keys is not None else [str(i) for i in range(len(self))]
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Corpus id of each key."""
+        return {key: i for i, key in enumerate(self.keys)}
+
+    def texts(self, ids: Iterable[int]) -> list[str]:
+        """Return title and text of each passage as one string, in the order of ``ids``."""
+        return [str(self[int(i)]) for i in ids]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content (titles and texts in order, not the keys), 64 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for passage in self:
+            for part in (passage.title, passage.text):
+                data = part.encode("utf-8", "surrogatepass")
+                digest.update(len(data).to_bytes(8, "little"))
+                digest.update(data)
+        return digest.hexdigest()
+
+    @cached_property
+    def canonical(self) -> Ids:
+        """For each id the lowest id of a passage with the same title and text, int64 of shape ``(len(self),)``."""
+        if not self._merge_duplicates:
+            return np.arange(len(self), dtype=np.int64)
+        first: dict[Passage, int] = {}
+        return np.fromiter((first.setdefault(p, i) for i, p in enumerate(self)), np.int64, len(self))
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalDataset:
+    """Questions over one corpus, served alike to the environment, the agents and the scorer.
+
+    Attributes:
+        name: the dataset's name, as ``load_dataset`` takes it.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        corpus: what can be picked.
+        questions: what is asked.
+        pools: one int64 array of distinct corpus ids in document order a question, or None when every question
+            picks from the whole corpus.
+        dropped: what loading left out, reason to count.
+        source: where the data came from, for people.
+        licence: under which terms.
+
+    Raises:
+        ValueError: when there is no question, a question has no gold passage, a gold id is not in the corpus or not
+            in its question's pool, or a pool is empty, holds an id twice or one outside the corpus.
+    """
+
+    name: str
+    split: str
+    corpus: Corpus
+    questions: Sequence[Question]
+    pools: Sequence[Ids] | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
+    licence: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that every reference between questions, pools and corpus holds."""
+        where = f"dataset {self.name!r}, split {self.split!r}"
+        if not self.questions:
+            raise ValueError(f"{where}: no question is left (dropped: {dict(self.dropped) or 'none'})")
+        if self.pools is not None and len(self.pools) != len(self.questions):
+            raise ValueError(f"{where}: {len(self.pools)} pools for {len(self.questions)} questions")
+        for i, question in enumerate(self.questions):
+            if not question.gold:
+                raise ValueError(f"{where}: question {question.id!r} has no gold passage; leave it out or add its gold")
+            bad = [g for g in question.gold if not 0 <= g < len(self.corpus)]
+            if bad:
+                raise ValueError(
+                    f"{where}: gold id {bad[0]} of question {question.id!r} is not in the corpus "
+                    f"of {len(self.corpus)} passages"
+                )
+            if self.pools is not None:
+                self._check_pool(question, self.pools[i], where)
+
+    def _check_pool(self, question: Question, pool: Ids, where: str) -> None:
+        members = set(pool.tolist())
+        if not members or len(members) != len(pool) or min(members) < 0 or max(members) >= len(self.corpus):
+            raise ValueError(
+                f"{where}: the pool of question {question.id!r} must hold distinct ids "
+                f"from 0 to {len(self.corpus) - 1}, at least one; got {pool.tolist()[:8]}"
+            )
+        outside = [g for g in question.gold if g not in members]
+        if outside:
+            raise ValueError(f"{where}: gold id {outside[0]} of question {question.id!r} is not in its pool")
+
+    def __len__(self) -> int:
+        """Return the number of questions."""
+        return len(self.questions)
+
+    def pool(self, i: int, rng: np.random.Generator | None = None) -> Ids | None:
+        """Return the candidates of question ``i`` as int64 corpus ids in document order; None is the whole corpus.
+
+        ``rng`` serves datasets that mix a fresh document at every call.
+        """
+        return None if self.pools is None else self.pools[i]
+
+    def select(self, questions: Iterable[int]) -> RetrievalDataset:
+        """Return the dataset of these questions alone, over the same corpus."""
+        chosen = [int(i) for i in questions]
+        pools = None if self.pools is None else [self.pools[i] for i in chosen]
+        return replace(self, questions=[self.questions[i] for i in chosen], pools=pools)
+
+    @cached_property
+    def max_pool(self) -> int | None:
+        """Size of the largest pool, or None when there are no pools."""
+        return None if self.pools is None else max(map(len, self.pools))
+
+    @cached_property
+    def gold(self) -> Ids:
+        """Canonical gold ids in chain order, int64 of shape ``(len(self), max_gold)``, padded with -1."""
+        canonical = self.corpus.canonical
+        rows = [list(dict.fromkeys(canonical[list(q.gold)].tolist())) for q in self.questions]
+        table = np.full((len(rows), max(map(len, rows))), -1, np.int64)
+        for i, row in enumerate(rows):
+            table[i, : len(row)] = row
+        table.flags.writeable = False
+        return table
+
+    @cached_property
+    def hops(self) -> Ids:
+        """Number of hops of each question, int64 of shape ``(len(self),)``."""
+        return np.array([q.hops for q in self.questions], np.int64)
+
+    @property
+    def max_gold(self) -> int:
+        """Largest number of distinct gold passages of a question."""
+        return self.gold.shape[1]

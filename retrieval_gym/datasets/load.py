@@ -1,0 +1,97 @@
+"""``load_dataset``: one name, or several joined with ``+``, to one dataset."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval_gym.datasets.base import Corpus, Passage, RetrievalDataset
+
+SPLITS = ("train", "dev", "test")
+LOADERS = {
+    "synthetic": "retrieval_gym.datasets.synthetic:load_synthetic",
+    "musique": "retrieval_gym.datasets.musique:load_musique",
+    "hotpotqa": "retrieval_gym.datasets.hotpotqa:load_hotpotqa",
+    "2wiki": "retrieval_gym.datasets.twowiki:load_2wiki",
+    "custom": "retrieval_gym.datasets.jsonl:load_custom",
+}
+
+
+def load_dataset(name: str, split: str = "train", path: str | Path | None = None, **options: Any) -> RetrievalDataset:
+    """Load a dataset by name.
+
+    Args:
+        name: one of ``LOADERS``, or several joined with ``+`` (``"musique+2wiki"``). Joined datasets share one corpus
+            in which equal passages are one, and keep their questions in the order of the names.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        path: a file or folder that holds the data; by default ``$RETRIEVAL_GYM_DATA``, the cache and the Hub are
+            searched in this order.
+        options: what the dataset itself takes, such as ``form="pool"|"corpus"``, ``corpus=PATH``, ``seed=`` or
+            ``pool_size=``. Of several joined datasets each takes the options that it knows.
+
+    Raises:
+        ValueError: when a name, the split or an option is unknown, or the data are malformed.
+        FileNotFoundError: when the data are nowhere; the message names every place searched and the remedy.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    names = name.split("+")
+    for part in names:
+        if part not in LOADERS:
+            raise ValueError(f"unknown dataset {part!r}: choose one of {', '.join(LOADERS)}, or join several with '+'")
+    loaders = [_loader(part) for part in names]
+    known = [inspect.signature(loader).parameters for loader in loaders]
+    for option in options:
+        if not any(option in parameters for parameters in known):
+            valid = sorted({p for parameters in known for p in parameters} - {"split", "path"})
+            raise ValueError(f"dataset {name!r} takes no option {option!r}: it takes {', '.join(valid)}")
+    parts = [
+        loader(split, path, **{key: value for key, value in options.items() if key in parameters})
+        for loader, parameters in zip(loaders, known, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else join_datasets(parts)
+
+
+def _loader(name: str) -> Callable[..., RetrievalDataset]:
+    module, function = LOADERS[name].split(":")
+    return getattr(import_module(module), function)
+
+
+def join_datasets(parts: list[RetrievalDataset]) -> RetrievalDataset:
+    """Join datasets of the same split into one over the union of their corpora; equal passages become one.
+
+    Raises:
+        ValueError: when some have pools and others do not.
+    """
+    if len({part.pools is None for part in parts}) > 1:
+        raise ValueError(f"cannot join {[p.name for p in parts]}: some have pools and others a whole corpus")
+    index: dict[Passage, int] = {}
+    questions, pools = [], []
+    for part in parts:
+        ids = np.fromiter((index.setdefault(p, len(index)) for p in part.corpus), np.int64, len(part.corpus))
+        for i, question in enumerate(part.questions):
+            gold = tuple(dict.fromkeys(ids[list(question.gold)].tolist()))
+            questions.append(replace(question, gold=gold))
+            if part.pools is not None:
+                _, first = np.unique(ids[part.pools[i]], return_index=True)
+                pools.append(ids[part.pools[i][np.sort(first)]])
+    dropped: dict[str, int] = {}
+    for part in parts:
+        for reason, count in part.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    return RetrievalDataset(
+        name="+".join(part.name for part in parts),
+        split=parts[0].split,
+        corpus=Corpus([p.title for p in index], [p.text for p in index]),
+        questions=questions,
+        pools=pools if parts[0].pools is not None else None,
+        dropped=dropped,
+        source=" + ".join(part.source for part in parts),
+        licence=" + ".join(dict.fromkeys(part.licence for part in parts)),
+    )

@@ -1,0 +1,174 @@
+"""Records out of json, jsonl and parquet files, and errors that say where a bad one stands."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+_REQUIRED = object()
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """Yield one object a line, with where it stands (``"FILE, line 3"``).
+
+    A ``.gz`` file is decompressed; a byte order mark, Windows line ends and blank lines are accepted.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when a line is not UTF-8, not JSON or not an object, when the file holds none, or when its gzip
+            stream is broken.
+    """
+    path = Path(path)
+    count = 0
+    for number, line in enumerate(_lines(path), start=1):
+        where = f"{path}, line {number}"
+        text = _decode(line, where)
+        if text.strip():
+            count += 1
+            yield where, _object(_parse(text, where), where)
+    if count == 0:
+        raise ValueError(f"{path} is empty: it needs one JSON object a line")
+
+
+def read_json(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """Yield the objects of one JSON array, with where each stands (``"FILE, record 3"``, counted from 1).
+
+    A file that starts with an object instead of an array is read as jsonl; compression and encoding as in
+    ``read_jsonl``.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: as in ``read_jsonl``.
+    """
+    path = Path(path)
+    text = _decode(b"".join(_lines(path)), str(path))
+    if text.lstrip()[:1] == "{":
+        yield from read_jsonl(path)
+        return
+    records = _parse(text, str(path)) if text.strip() else []
+    if not isinstance(records, list) or not records:
+        raise ValueError(f"{path} holds no record: it needs a JSON array of objects")
+    for number, record in enumerate(records, start=1):
+        where = f"{path}, record {number}"
+        yield where, _object(record, where)
+
+
+def read_parquet(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """Yield the rows of a parquet file, with where each stands (``"FILE, record 3"``, counted from 1).
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ImportError: when pyarrow (extra ``data``) is not installed.
+        ValueError: when the file is not parquet or holds no row.
+    """
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise ImportError(f"reading {path} needs pyarrow: pip install 'retrieval-gym[data]'") from error
+    try:
+        table = parquet.ParquetFile(path)
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a parquet file ({error}): delete it and fetch it again") from error
+    with table:
+        if table.metadata.num_rows == 0:
+            raise ValueError(f"{path} holds no record: it needs at least one row")
+        rows = (row for batch in table.iter_batches(batch_size=1024) for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=1):
+            yield f"{path}, record {number}", row
+
+
+def read_records(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """Yield the records of a ``.json``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file, with where each stands.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when the file has another ending, or as in the reader of its kind.
+    """
+    name = Path(path).name.removesuffix(".gz")
+    for ending, reader in ((".jsonl", read_jsonl), (".json", read_json), (".parquet", read_parquet)):
+        if name.endswith(ending):
+            return reader(path)
+    raise ValueError(f"cannot tell the format of {path}: name it .json, .jsonl, .json.gz, .jsonl.gz or .parquet")
+
+
+def get_field(record: Record, name: str, kind: type, where: str, default: Any = _REQUIRED) -> Any:
+    """Return ``record[name]``, checked to be a ``kind``; a missing or null field gives ``default`` if there is one.
+
+    Raises:
+        ValueError: when the field is missing or of another type; the message starts with ``where``.
+    """
+    value = record.get(name)
+    if value is None:
+        if default is not _REQUIRED:
+            return default
+        raise ValueError(f"{where}: field {name!r} is missing; it has {', '.join(map(repr, record)) or 'no field'}")
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}: field {name!r} must be a {kind.__name__}, got {value!r:.80}")
+    return value
+
+
+def get_text(record: Record, name: str, where: str) -> str:
+    """Return a string field that holds more than white space.
+
+    Raises:
+        ValueError: as ``get_field``, or when nothing but white space is there.
+    """
+    text = get_field(record, name, str, where)
+    if not text.strip():
+        raise ValueError(f"{where}: field {name!r} is empty: fill it in or remove the record")
+    return text
+
+
+def get_strings(record: Record, name: str, where: str, default: Any = _REQUIRED) -> list[str]:
+    """Return a list field whose members are all strings.
+
+    Raises:
+        ValueError: as ``get_field``, or when a member is not a string.
+    """
+    values = get_field(record, name, list, where, default)
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: field {name!r} must hold strings, got {value!r:.80}")
+    return values
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a file")
+    if path.suffix != ".gz":
+        with open(path, "rb") as file:
+            yield from file
+        return
+    try:
+        with gzip.open(path, "rb") as file:
+            yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        place = f"{where}, line {line}" if line > 1 else where
+        raise ValueError(f"{place}: not UTF-8 ({error}): convert the file to UTF-8") from error
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"{where}: not JSON ({error.msg} at {place}column {error.colno}): {text[:60]!r}") from error
+
+
+def _object(value: Any, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: must be a JSON object, got {value!r:.80}")
+    return value

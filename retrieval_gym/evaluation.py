@@ -1,0 +1,352 @@
+"""The scorer: plays every question to the end of the budget and states the assumptions of each figure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym import mdp, metrics, rewards
+from retrieval_gym.ceilings import count_candidates, metric_ceilings
+from retrieval_gym.datasets.base import RetrievalDataset
+from retrieval_gym.metrics import paired_bootstrap
+from retrieval_gym.retrieval import Chains, Retriever, final_ranking, greedy_chain, single_search, stop_by_threshold
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+__all__ = ["Evaluation", "evaluate", "paired_bootstrap", "sample_questions", "table", "write_atomically"]
+
+CONFIDENCE, SAMPLES, BOOTSTRAP_SEED = 0.95, 10_000, 0
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What one retriever reached on N questions.
+
+    Attributes:
+        retriever: its name in tables.
+        dataset: what was asked.
+        chains: every pick and search.
+        ranking: the final ranking, corpus ids int64 ``(N, max(ks))``.
+        ks: the ranks at which rankings are scored, ascending.
+        threshold: of early stopping, or None.
+        metrics: one float64 ``(N,)`` array a metric; those that begin with ``stopped_`` are after early stopping.
+        ceilings: the largest value each metric can take on each question under this budget, ``(N,)``.
+        batch_size: how many questions were searched at once.
+        sample_seed: of the sample of questions, None where all or the caller's own were asked.
+    """
+
+    retriever: str
+    dataset: RetrievalDataset
+    chains: Chains
+    ranking: Ids
+    ks: tuple[int, ...]
+    threshold: float | None
+    metrics: dict[str, Floats]
+    ceilings: dict[str, Floats]
+    batch_size: int
+    sample_seed: int | None
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over the questions.
+
+        Raises:
+            ValueError: when there is no such metric.
+        """
+        if metric not in self.metrics:
+            raise ValueError(f"unknown metric {metric!r}: choose one of {', '.join(self.metrics)}")
+        return float(self.metrics[metric].mean())
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Every assumption behind the figures, JSON-able; two evaluations with the same one can be compared."""
+        dataset, chains = self.dataset, self.chains
+        sizes = count_candidates(dataset, chains.questions)
+        pool = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
+        early = None if self.threshold is None else f"before the first pick scored below {self.threshold:g}"
+        asked = f"{len(chains)} of {len(dataset)}"
+        if self.sample_seed is not None:
+            asked += f", a random sample with seed {self.sample_seed}"
+        whole = all(dataset.pool(int(i)) is None for i in chains.questions)
+        copies = int((dataset.corpus.canonical != np.arange(len(dataset.corpus))).sum())
+        return {
+            "dataset": dataset.name,
+            "split": dataset.split,
+            "source": dataset.source,
+            "questions": asked,
+            "dropped": dict(dataset.dropped),
+            "candidates": f"{pool} passages, " + ("the whole corpus" if whole else "each question's own pool"),
+            "steps": chains.picked.shape[1],
+            "stopping": "the whole budget is spent, gold never stops a chain",
+            "early_stopping": early,
+            "ranking": "picked passages in pick order, then all others by their best score at any step",
+            "ties": "lowest passage id after rounding scores to 1e-6",
+            "ranks": list(self.ks),
+            "copies": f"{copies} passages repeat the title and text of another and count as the same one",
+            "exact_match": "support_em: set of picked = set of gold; all_gold_picked: every gold passage is picked",
+            "episodic_return": "reward 'complete', undiscounted, over the whole budget",
+            "intervals": f"{CONFIDENCE:.0%} percentile bootstrap over questions, {SAMPLES:,} resamples",
+        }
+
+    @cached_property
+    def groups(self) -> dict[str, NDArray[np.bool_]]:
+        """Rows of all questions and of each number of hops, bool ``(N,)``."""
+        hops = self.dataset.hops[self.chains.questions]
+        found = np.unique(hops)
+        groups = {"all": np.ones(len(hops), bool)}
+        return groups | ({str(n): hops == n for n in found} if len(found) > 1 else {})
+
+    @cached_property
+    def _summary(self) -> dict[str, dict[str, dict[str, float | int]]]:
+        table: dict[str, dict[str, dict[str, float | int]]] = {}
+        for name, values in self.metrics.items():
+            table[name] = {}
+            for group, rows in self.groups.items():
+                mean, low, high = metrics.bootstrap_interval(
+                    values[rows], confidence=CONFIDENCE, samples=SAMPLES, seed=BOOTSTRAP_SEED
+                )
+                cell: dict[str, float | int] = {"mean": mean, "low": low, "high": high, "questions": int(rows.sum())}
+                if name in self.ceilings:
+                    cell["ceiling"] = float(self.ceilings[name][rows].mean())
+                table[name][group] = cell
+        return table
+
+    @property
+    def cost(self) -> dict[str, float | int]:
+        """Searches and time a question; the time is that of ``search`` alone at this batch size."""
+        return {
+            "searches_per_question": self.chains.step_ids.shape[1],
+            "milliseconds_per_question": 1000 * self.chains.seconds / len(self.chains),
+            "batch_size": self.batch_size,
+        }
+
+    def summary(self) -> dict[str, dict[str, dict[str, float | int]]]:
+        """Return mean, 95% interval, ceiling and number of questions of each metric and group.
+
+        Groups are ``"all"`` and, where questions differ in it, the number of hops, as text:
+        ``summary()["recall@5"]["2"]["mean"]``.
+        """
+        return self._summary
+
+    def to_json(self) -> dict[str, Any]:
+        """Return retriever, protocol, metrics and cost as one dict that strict JSON can hold (no NaN)."""
+        return {"retriever": self.retriever, "protocol": self.protocol, "metrics": self.summary(), "cost": self.cost}
+
+    def save(self, path: str | Path) -> None:
+        """Write ``to_json()`` to a file, whole or not at all."""
+        write_atomically(path, json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield each question's chain as a JSON-able dict: its id, what was picked with which score, gold, found."""
+        keys, canonical = self.dataset.corpus.keys, self.dataset.corpus.canonical
+        kept = None if self.threshold is None else stop_by_threshold(self.chains, self.threshold)
+        for row, i in enumerate(self.chains.questions):
+            question = self.dataset.questions[i]
+            picked = self.chains.picked[row][self.chains.picked[row] >= 0]
+            gold = {int(canonical[g]) for g in question.gold}
+            record: dict[str, Any] = {
+                "retriever": self.retriever,
+                "id": question.id,
+                "question": question.text,
+                "hops": question.hops,
+                "picked": [keys[p] for p in picked],
+                "scores": [float(score) for score in self.chains.scores[row][: len(picked)]],
+                "picked_is_gold": [int(canonical[p]) in gold for p in picked],
+                "gold": [keys[g] for g in question.gold],
+                "found": [keys[g] for g in question.gold if canonical[g] in canonical[picked]],
+                "ranking": [keys[p] for p in self.ranking[row] if p >= 0],
+            }
+            if kept is not None:
+                record["kept"] = int(kept[row])
+            yield record
+
+
+def sample_questions(dataset: RetrievalDataset, limit: int | None, seed: int = 0) -> Ids:
+    """Return ``limit`` questions drawn at random without repetition, ascending; all of them when it is None or larger.
+
+    Raises:
+        ValueError: when ``limit`` is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}: ask at least 1 question")
+    if limit is None or limit >= len(dataset):
+        return np.arange(len(dataset))
+    return np.sort(np.random.default_rng(seed).choice(len(dataset), limit, replace=False))
+
+
+def evaluate(
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    *,
+    steps: int,
+    ks: Sequence[int] = (2, 5, 10),
+    threshold: float | None = None,
+    single: bool = False,
+    questions: Ids | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 256,
+    depth: int = 100,
+    name: str | None = None,
+) -> Evaluation:
+    """Score a retriever. Chains never stop on gold: each spends its whole budget.
+
+    Args:
+        retriever: who is scored.
+        dataset: what is asked and picked.
+        steps: the budget T, picks a question.
+        ks: ranks at which the final ranking is scored.
+        threshold: adds the metrics of chains that stop before the first pick scored below it.
+        single: one search with the question alone, whose first T passages are the picked set, instead of T searches.
+        questions: indices of the questions to ask, int64; all by default.
+        limit: asks a random sample of this size instead.
+        seed: of that sample.
+        batch_size: how many questions are searched at once; the latency is measured at it.
+        depth: how many passages each search returns, at least ``max(ks)``.
+        name: in tables; the class's name by default.
+
+    Raises:
+        ValueError: when a number is out of range, ``questions`` and ``limit`` are both given, or the retriever breaks
+            its contract.
+    """
+    if not ks or min(ks) < 1:
+        raise ValueError(f"ks is {list(ks)}: give at least one rank, each from 1")
+    if questions is not None and limit is not None:
+        raise ValueError("questions and limit are both given: choose one")
+    sampled = limit is not None and limit < len(dataset)
+    asked = sample_questions(dataset, limit, seed) if questions is None else np.asarray(questions, np.int64)
+    if len(asked) and not (0 <= asked.min() and asked.max() < len(dataset)):
+        raise ValueError(f"questions run from {asked.min()} to {asked.max()}: there are {len(dataset)}")
+    play = single_search if single else greedy_chain
+    ks = tuple(sorted(set(ks)))
+    chains = play(retriever, dataset, asked, steps, batch_size=batch_size, depth=max(depth, ks[-1]))
+    ranking = final_ranking(chains, ks[-1])
+    return Evaluation(
+        retriever=name or type(retriever).__name__,
+        dataset=dataset,
+        chains=chains,
+        ranking=ranking,
+        ks=ks,
+        threshold=threshold,
+        metrics=_score(dataset, chains, ranking, ks, threshold),
+        ceilings=metric_ceilings(dataset, asked, steps, ks, stopped=threshold is not None),
+        batch_size=batch_size,
+        sample_seed=seed if sampled else None,
+    )
+
+
+def _score(
+    dataset: RetrievalDataset, chains: Chains, ranking: Ids, ks: tuple[int, ...], threshold: float | None
+) -> dict[str, Floats]:
+    canonical, gold = dataset.corpus.canonical, dataset.gold[chains.questions]
+    ranked = metrics.canonical_ids(ranking, canonical)
+    picked = metrics.canonical_ids(chains.picked, canonical)
+    values: dict[str, Floats] = {}
+    for k in ks:
+        values[f"complete@{k}"] = metrics.complete_at_k(ranked, gold, k)
+        values[f"recall@{k}"] = metrics.recall_at_k(ranked, gold, k)
+        values[f"any@{k}"] = metrics.any_at_k(ranked, gold, k)
+    values |= _support(picked, gold)
+    values["episodic_return"] = _returns(dataset, chains)
+
+    if threshold is not None:
+        kept = stop_by_threshold(chains, threshold)
+        stopped = _support(np.where(np.arange(picked.shape[1]) < kept[:, None], picked, -1), gold)
+        values |= {f"stopped_{name}": value for name, value in stopped.items()}
+        values["stopped_picks"] = kept.astype(np.float64)
+    return values
+
+
+def _support(picked: Ids, gold: Ids) -> dict[str, Floats]:
+    functions = (
+        metrics.support_precision,
+        metrics.support_recall,
+        metrics.support_f1,
+        metrics.support_em,
+        metrics.all_gold_picked,
+    )
+    return {function.__name__: function(picked, gold) for function in functions}
+
+
+def _returns(dataset: RetrievalDataset, chains: Chains) -> Floats:
+    """Play the picks again under the reward ``complete``; float64 ``(N,)``."""
+    states = mdp.initial_states(chains.questions, None, chains.picked.shape[1])
+    total = np.zeros(len(chains))
+    for picks in chains.picked.T:
+        total += rewards.complete(states, picks, dataset)
+        states = mdp.step(states, picks)
+    return total
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a text file, whole or not at all: a reader never sees half of it.
+
+    Raises:
+        FileNotFoundError: when the folder does not exist.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def table(evaluations: Evaluation | Sequence[Evaluation]) -> str:
+    """Return a plain-text table of one or several retrievers with the assumptions above it.
+
+    Raises:
+        ValueError: when there is none, or they were not scored under one protocol.
+    """
+    evaluations = [evaluations] if isinstance(evaluations, Evaluation) else list(evaluations)
+    if not evaluations:
+        raise ValueError("there is no evaluation to show: pass at least one")
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        if other.protocol != first.protocol or not np.array_equal(other.chains.questions, first.chains.questions):
+            raise ValueError(
+                f"{first.retriever} and {other.retriever} were not scored alike: one table cannot hold both"
+            )
+    ceiling = any(cell.get("ceiling", 1) < 1 for groups in first.summary().values() for cell in groups.values())
+    rows = [["metric", "hops", "questions", *(e.retriever for e in evaluations), *(["ceiling"] if ceiling else [])]]
+    for name, groups in first.summary().items():
+        for group, cell in groups.items():
+            cells = [e.summary()[name][group] for e in evaluations]
+            row = [name if group == "all" else "", group, str(cell["questions"])]
+            row += [f"{c['mean']:.3f} [{c['low']:.3f}, {c['high']:.3f}]" for c in cells]
+            if ceiling:
+                row.append(f"{cell['ceiling']:.3f}" if cell.get("ceiling", 1) < 1 else "")
+            rows.append(row)
+    protocol = {key.replace("_", " "): value for key, value in first.protocol.items() if value}
+    lines = [f"{key}: {_plain(value)}" for key, value in protocol.items()]
+    sizes = count_candidates(first.dataset, first.chains.questions)
+    full = [k for k in first.ks if k >= sizes.max()]
+    if full:
+        lines.append(
+            f"note: {full[0]} places hold every candidate (at most {sizes.max()}), so @{full[0]} says nothing here"
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
+    for e in evaluations:
+        lines.append(
+            f"{e.retriever}: {e.cost['milliseconds_per_question']:.2f} ms a question in batches of {e.batch_size}, "
+            f"searches a question: {e.cost['searches_per_question']}"
+        )
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

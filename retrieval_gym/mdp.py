@@ -1,0 +1,143 @@
+"""The one transition function of multi-step retrieval, on batched numpy arrays.
+
+States, actions and transitions follow Q-RAG (section 3): the state is the question and the passages picked so far, an
+action picks one more passage, transitions are deterministic and the horizon is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from retrieval_gym.datasets.base import RetrievalDataset
+
+Ids = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class States:
+    """A batch of B states with a budget of T steps.
+
+    Attributes:
+        question: index of the question in its dataset, int64 ``(B,)``.
+        pool: candidates as corpus ids in document order, padded with -1, int64 ``(B, P)``; None is the whole corpus.
+        picked: corpus ids in pick order, -1 past the end, int64 ``(B, T)``.
+        steps_left: int64 ``(B,)``.
+    """
+
+    question: Ids
+    pool: Ids | None
+    picked: Ids
+    steps_left: Ids
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    def __getitem__(self, rows: NDArray | slice | list[int]) -> States:
+        """Return the states of these rows."""
+        pool = None if self.pool is None else self.pool[rows]
+        return States(self.question[rows], pool, self.picked[rows], self.steps_left[rows])
+
+    @property
+    def count(self) -> Ids:
+        """Number of passages picked so far, int64 ``(B,)``."""
+        return (self.picked >= 0).sum(axis=1)
+
+
+def concatenate(parts: Sequence[States]) -> States:
+    """Stack batches of states that share the width of their pools and their budget."""
+    pools = [part.pool for part in parts if part.pool is not None]
+    return States(
+        np.concatenate([part.question for part in parts]),
+        np.concatenate(pools) if pools else None,
+        np.concatenate([part.picked for part in parts]),
+        np.concatenate([part.steps_left for part in parts]),
+    )
+
+
+def initial_states(questions: Ids, pool: Ids | None, max_steps: int) -> States:
+    """Return the first states of episodes about ``questions``: nothing picked, ``max_steps`` steps left."""
+    size = len(questions)
+    picked = np.full((size, max_steps), -1, np.int64)
+    return States(np.asarray(questions, np.int64), pool, picked, np.full(size, max_steps, np.int64))
+
+
+def pad_pools(pools: list[Ids], width: int) -> Ids:
+    """Stack pools of different sizes into int64 ``(B, width)``, padded with -1."""
+    table = np.full((len(pools), width), -1, np.int64)
+    for row, pool in zip(table, pools, strict=True):
+        row[: len(pool)] = pool
+    return table
+
+
+def dataset_states(dataset: RetrievalDataset, questions: Ids, max_steps: int) -> States:
+    """Return the first states of ``questions`` with their pools, as the scorer plays them."""
+    pools = [dataset.pool(int(i)) for i in questions]
+    if any(pool is None for pool in pools):
+        return initial_states(questions, None, max_steps)
+    kept = [pool for pool in pools if pool is not None]
+    return initial_states(questions, pad_pools(kept, max(map(len, kept))), max_steps)
+
+
+def action_ids(states: States, actions: Ids) -> Ids:
+    """Translate actions (positions in the pool, or corpus ids) to corpus ids, int64 ``(B,)``; padding gives -1."""
+    if states.pool is None:
+        return actions
+    return states.pool[np.arange(len(actions)), actions]
+
+
+def action_mask(states: States, num_passages: int) -> Bools:
+    """Say which actions pick something: bool ``(B, P)`` for pools, ``(B, num_passages)`` for the whole corpus."""
+    rows, columns = np.nonzero(states.picked >= 0)
+    ids = states.picked[rows, columns]
+    if states.pool is None:
+        mask = np.ones((len(states), num_passages), bool)
+        mask[rows, ids] = False
+        return mask
+    mask = states.pool >= 0
+    for column in range(states.picked.shape[1]):
+        picked = states.picked[:, column]
+        if (picked >= 0).any():
+            mask &= states.pool != picked[:, None]
+    return mask
+
+
+def is_legal(states: States, ids: Ids) -> Bools:
+    """Say which picks add a passage: an id (not padding) that was not picked before, bool ``(B,)``."""
+    return (ids >= 0) & ~(states.picked == ids[:, None]).any(axis=1)
+
+
+def step(states: States, ids: Ids) -> States:
+    """Pick one passage a row and return the next states.
+
+    A pick that is not legal (-1 or picked before) uses a step and picks nothing. ``states`` is left unchanged.
+
+    Args:
+        states: the states before.
+        ids: corpus ids to pick, int64 ``(B,)``.
+    """
+    rows = np.flatnonzero(is_legal(states, ids))
+    picked = states.picked.copy()
+    picked[rows, states.count[rows]] = ids[rows]
+    return replace(states, picked=picked, steps_left=states.steps_left - 1)
+
+
+def found_gold(states: States, dataset: RetrievalDataset) -> Bools:
+    """Say which gold passages, or text-identical copies, are picked: bool ``(B, max_gold)``, False past the end."""
+    gold = dataset.gold[states.question]
+    picked = np.where(states.picked >= 0, dataset.corpus.canonical[states.picked], -1)
+    found = np.zeros(gold.shape, bool)
+    for column in range(picked.shape[1]):
+        found |= gold == picked[:, column, None]
+    return found & (gold >= 0)
+
+
+def is_complete(states: States, dataset: RetrievalDataset) -> Bools:
+    """Say whether every gold passage is picked, bool ``(B,)``."""
+    return np.all(found_gold(states, dataset) | (dataset.gold[states.question] < 0), axis=1)

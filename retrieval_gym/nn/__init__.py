@@ -1,0 +1,1 @@
+"""Encoders, embedding tables and dense retrieval; needs the extra ``agents`` (torch)."""

@@ -1,0 +1,65 @@
+"""Segments of experience from a vector environment, and the states that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym import mdp
+
+
+def states_from(obs: Mapping[str, Any], info: Mapping[str, Any]) -> mdp.States:
+    """Turn what a vector environment with ``observation="ids"`` returned into states.
+
+    Args:
+        obs: ``question`` ``(B,)``, ``picked`` ``(B, T)`` as actions, ``steps_left`` ``(B,)``.
+        info: ``candidates`` ``(B, P)`` where questions have pools; absent where the corpus is the action set.
+    """
+    pool, picked = info.get("candidates"), obs["picked"]
+    if pool is not None:
+        picked = np.where(picked >= 0, np.take_along_axis(pool, np.maximum(picked, 0), axis=1), -1)
+    return mdp.States(obs["question"], pool, picked, obs["steps_left"])
+
+
+@dataclass
+class Rollout:
+    """T steps of B environments that reset themselves in the same step (``AutoresetMode.SAME_STEP``)."""
+
+    states: list[mdp.States] = field(default_factory=list)
+    actions: list[NDArray[np.int64]] = field(default_factory=list)
+    rewards: list[NDArray[np.float64]] = field(default_factory=list)
+    dones: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def add(
+        self,
+        states: mdp.States,
+        actions: NDArray[np.int64],
+        rewards: NDArray[np.float64],
+        dones: NDArray[np.bool_],
+    ) -> None:
+        """Append one step: the states acted in, the actions, and what came of them, each ``(B,)``."""
+        self.states.append(states)
+        self.actions.append(actions)
+        self.rewards.append(rewards)
+        self.dones.append(dones)
+
+    def picks(self) -> NDArray[np.int64]:
+        """Corpus ids of all actions, step by step, int64 ``(T * B,)``."""
+        return np.concatenate([mdp.action_ids(s, a) for s, a in zip(self.states, self.actions, strict=True)])
+
+    def successors(self, last: mdp.States) -> tuple[mdp.States, NDArray[np.int64]]:
+        """States that follow the steps which ended no episode: the states that are worth a value.
+
+        Args:
+            last: the states after the last step.
+
+        Returns:
+            The states, and the flat index ``t * B + b`` of the step before each.
+        """
+        following = mdp.concatenate([*self.states[1:], last])
+        rows = np.flatnonzero(~np.concatenate(self.dones))
+        return following[rows], rows

@@ -1,0 +1,340 @@
+"""One training run: seeds, device, run folder, logs, progress, checkpoints and resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from retrieval_gym.nn.checkpoint import (
+    check_config,
+    generator_state,
+    load_checkpoint,
+    rng_state,
+    save_checkpoint,
+    set_generator_state,
+    set_rng_state,
+    write_atomically,
+    writing,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+__all__ = [
+    "Run",
+    "check_config",
+    "check_finite",
+    "generator_state",
+    "load_checkpoint",
+    "resolve_device",
+    "rng_state",
+    "save_checkpoint",
+    "seed_everything",
+    "set_generator_state",
+    "set_rng_state",
+]
+
+CHECKPOINTS = ("last", "best")
+SECONDS_BETWEEN_LINES = 5.0
+VERSIONED = ("retrieval-gym", "torch", "numpy", "gymnasium", "transformers", "sentence-transformers", "peft")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch, CUDA included.
+
+    Raises:
+        ValueError: when the seed is not an integer from 0 to 2**32 - 1, the range that numpy takes.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed {seed} is out of range: give an integer from 0 to {2**32 - 1}")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of this name; ``"auto"`` takes CUDA, else MPS, else the CPU.
+
+    Raises:
+        ValueError: when the name is unknown, or the device is not there.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(device for device, here in present.items() if here))
+    if name not in present:
+        raise ValueError(f"unknown device {name!r}: choose one of auto, cpu, cuda, mps")
+    if not present[name]:
+        here = ", ".join(device for device, is_here in present.items() if is_here)
+        raise ValueError(
+            f"device {name!r} is not available here (torch {torch.__version__} sees: {here}); use one of these"
+        )
+    return torch.device(name)
+
+
+def check_finite(loss: float, batch: str) -> None:
+    """Stop a run whose loss is not a number before it spoils the weights.
+
+    Args:
+        loss: the loss of one batch.
+        batch: what names the batch: the update, the questions.
+
+    Raises:
+        FloatingPointError: when the loss is not finite.
+    """
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} at {batch}: the last good checkpoint was kept; start again with a lower learning rate"
+        )
+
+
+class Run:
+    """The folder of one training run and everything written to it.
+
+    The folder holds ``config.json``, ``versions.json``, ``metrics.jsonl``, TensorBoard events and
+    ``checkpoints/{last,last.previous,best,best.previous}.pt``. Make one with ``Run.create`` or ``Run.open``.
+
+    Attributes:
+        directory: the run folder.
+        config: the configuration, as ``config.json`` holds it.
+    """
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        self.directory = directory
+        self.config = config
+        self._metrics_path = directory / "metrics.jsonl"
+        self._metrics_bytes = 0
+        self._writer: SummaryWriter | None = None
+        self._bar: tqdm | None = None
+        self._last_line = -math.inf
+
+    @classmethod
+    def create(cls, root: str | Path, env: str, agent: str, seed: int, config: Mapping[str, Any]) -> Run:
+        """Make the folder ``{root}/{env}__{agent}__{seed}__{time}`` of a new run and write its configuration.
+
+        Args:
+            root: folder of all runs; made when missing.
+            env: environment id; characters that do not belong in a file name become ``-``.
+            agent: name of the agent.
+            seed: seed of the run.
+            config: what JSON can hold; paths become strings.
+
+        Raises:
+            ValueError: when JSON cannot hold the configuration.
+            OSError: when the folder cannot be written.
+        """
+        content = _strict_json(dict(config), "the configuration")
+        safe = [re.sub(r"[^A-Za-z0-9._+-]+", "-", part).lstrip(".") for part in (env, agent)]
+        name = f"{safe[0]}__{safe[1]}__{seed}__{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        directory = _make_unique(Path(root), name)
+        with writing(directory):
+            (directory / "checkpoints").mkdir()
+        write_atomically(directory / "config.json", lambda file: _write(file, content))
+        run = cls(directory, json.loads(content))
+        run.write_json("versions.json", _versions())
+        return run
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Run:
+        """Open the folder of an earlier run, to resume or evaluate it; nothing in it changes until something is logged.
+
+        Raises:
+            FileNotFoundError: when there is no such folder.
+            ValueError: when the folder is not that of a run.
+        """
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise FileNotFoundError(f"no run folder {directory}: give the folder that a run printed when it started")
+        path = directory / "config.json"
+        if not path.is_file() or not (directory / "checkpoints").is_dir():
+            raise ValueError(
+                f"{directory} is not a run folder (it needs config.json and checkpoints/): "
+                "give the folder that a run printed when it started"
+            )
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON ({error}): restore it or start a new run") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} must hold an object, got {type(config).__name__}: restore it or start a new run")
+        run = cls(directory, config)
+        if run._metrics_path.exists():
+            run._metrics_bytes = run._metrics_path.stat().st_size
+        return run
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write scalars to TensorBoard and as one line ``{"step": ..., name: value, ...}`` of ``metrics.jsonl``.
+
+        After ``load("last")`` the first line replaces all that was logged after that checkpoint, so that a resumed run
+        leaves the file of an uninterrupted one, except for what a clock measured (``charts/SPS``). A value that is not
+        finite is ``null`` in the file.
+
+        Args:
+            values: name to number; one-element tensors and arrays are fine.
+            step: number of environment transitions so far.
+
+        Raises:
+            OSError: when the folder cannot be written.
+        """
+        numbers = {name: float(value) for name, value in values.items()}
+        record = {"step": int(step), **{name: x if math.isfinite(x) else None for name, x in numbers.items()}}
+        line = (json.dumps(record) + "\n").encode()
+        with writing(self._metrics_path):
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._cut_metrics()
+                self._writer = SummaryWriter(str(self.directory), purge_step=int(step))
+            with open(self._metrics_path, "ab") as file:
+                file.write(line)
+            self._metrics_bytes += len(line)
+            for name, x in numbers.items():
+                self._writer.add_scalar(name, x, int(step))
+
+    def _cut_metrics(self) -> None:
+        """Cut ``metrics.jsonl`` to its length at the checkpoint that was loaded."""
+        size = self._metrics_path.stat().st_size if self._metrics_path.exists() else 0
+        if size < self._metrics_bytes:
+            print(f"{self._metrics_path} lost {self._metrics_bytes - size} bytes since the checkpoint; appending to it")
+            self._metrics_bytes = size
+        if size > self._metrics_bytes:
+            os.truncate(self._metrics_path, self._metrics_bytes)
+
+    def progress(self, step: int, total: int, values: Mapping[str, float]) -> None:
+        """Show how far the run is: one bar in a terminal, else a plain line every few seconds and at the end.
+
+        Args:
+            step: transitions so far.
+            total: transitions of the whole run.
+            values: name to number, shown beside it.
+        """
+        text = "  ".join(f"{name.rsplit('/')[-1]} {value:.4g}" for name, value in values.items())
+        if sys.stdout.isatty():
+            if self._bar is None:
+                from tqdm import tqdm
+
+                self._bar = tqdm(total=total, initial=step, unit="step", file=sys.stdout, dynamic_ncols=True)
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif step >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            print(f"step {step:,}/{total:,}  {text}", flush=True)
+
+    def save(self, name: Literal["last", "best"], state: dict[str, Any]) -> None:
+        """Write ``checkpoints/{name}.pt`` atomically; the one before is kept as ``{name}.previous.pt``.
+
+        Args:
+            name: ``"last"`` or ``"best"``.
+            state: see ``save_checkpoint``; ``metrics_bytes`` is added, the length of ``metrics.jsonl`` now.
+
+        Raises:
+            ValueError: when the name is neither, or the state holds what a checkpoint cannot.
+            OSError: when the file cannot be written; the checkpoint that stood there is untouched.
+        """
+        path = self._checkpoint(name)
+        if self._metrics_path.exists():
+            with writing(self._metrics_path), open(self._metrics_path, "rb+") as file:
+                os.fsync(file.fileno())
+        save_checkpoint(path, {**state, "metrics_bytes": self._metrics_bytes})
+
+    def load(self, name: Literal["last", "best"], map_location: str | torch.device = "cpu") -> dict[str, Any]:
+        """Read ``checkpoints/{name}.pt``, or ``{name}.previous.pt`` when it is missing or damaged, and say so.
+
+        Raises:
+            FileNotFoundError: when there is neither.
+            ValueError: when the name is unknown or both are damaged.
+        """
+        path = self._checkpoint(name)
+        previous = path.with_name(f"{name}.previous.pt")
+        try:
+            state = load_checkpoint(path, map_location)
+        except (FileNotFoundError, ValueError) as error:
+            if not previous.exists():
+                raise
+            state = load_checkpoint(previous, map_location)
+            print(f"{error}\nloaded {previous} in place of {path}", flush=True)
+        metrics_bytes = state.pop("metrics_bytes", self._metrics_bytes)
+        if name == "last" and self._writer is None:
+            self._metrics_bytes = metrics_bytes
+        return state
+
+    def _checkpoint(self, name: str) -> Path:
+        if name not in CHECKPOINTS:
+            raise ValueError(f"unknown checkpoint {name!r}: choose one of {', '.join(CHECKPOINTS)}")
+        return self.directory / "checkpoints" / f"{name}.pt"
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a file of the run folder atomically, as strict JSON (no NaN, no infinity).
+
+        Raises:
+            ValueError: when JSON cannot hold the content.
+            OSError: when the file cannot be written.
+        """
+        path = self.directory / name
+        text = _strict_json(content, str(path))
+        write_atomically(path, lambda file: _write(file, text))
+
+    def close(self) -> None:
+        """Finish the progress bar and flush the TensorBoard events."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._writer is not None:
+            with writing(self.directory):
+                self._writer.close()
+
+
+def _make_unique(root: Path, name: str) -> Path:
+    """Make a new folder in ``root``: ``name``, or ``name-2``, ``name-3`` and so on when it is taken."""
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        count = 1
+        while True:
+            directory = root / (name if count == 1 else f"{name}-{count}")
+            try:
+                directory.mkdir()
+                return directory
+            except FileExistsError:
+                count += 1
+
+
+def _write(file: Any, text: str) -> None:
+    file.write(text.encode())
+
+
+def _strict_json(content: Any, what: str) -> str:
+    try:
+        return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False, default=_jsonable) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} is not JSON: {error}") from error
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"{value!r} is a {type(value).__name__}: give numbers, strings, lists or dictionaries")
+
+
+def _versions() -> dict[str, str]:
+    """Return what the figures of a run depend on, besides its configuration."""
+    versions = {"python": sys.version.split()[0]}
+    for package in VERSIONED:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    return versions

@@ -1,0 +1,61 @@
+"""Reward functions by name: ``f(states before, picks, dataset) -> float64 (B,)``.
+
+``picks`` are corpus ids, -1 where the action picked nothing. A reward of an episode is the sum over its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym import mdp
+
+if TYPE_CHECKING:
+    from retrieval_gym.datasets.base import RetrievalDataset
+
+Reward = Callable[[mdp.States, NDArray[np.int64], "RetrievalDataset"], NDArray[np.float64]]
+
+
+def complete(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
+    """Pay 1 at the pick that finds the last missing gold passage, else 0 (Q-RAG, section 3)."""
+    before = mdp.is_complete(states, dataset)
+    after = mdp.is_complete(mdp.step(states, picks), dataset)
+    return (after & ~before).astype(np.float64)
+
+
+def recall(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
+    """Pay each new gold passage its share, so that an episode's return is its recall."""
+    before = mdp.found_gold(states, dataset).sum(axis=1)
+    after = mdp.found_gold(mdp.step(states, picks), dataset).sum(axis=1)
+    return (after - before) / (dataset.gold[states.question] >= 0).sum(axis=1)
+
+
+def complete_with_length_penalty(
+    states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset
+) -> NDArray[np.float64]:
+    """Pay ``0.5 + 0.5 * |gold| / |picked|`` at the pick that finds the last gold passage (the released Q-RAG code)."""
+    gold = (dataset.gold[states.question] >= 0).sum(axis=1)
+    return complete(states, picks, dataset) * (0.5 + 0.5 * gold / (states.count + 1))
+
+
+REWARDS: dict[str, Reward] = {
+    "complete": complete,
+    "recall": recall,
+    "complete_with_length_penalty": complete_with_length_penalty,
+}
+
+
+def get_reward(reward: str | Reward) -> Reward:
+    """Return the reward function of this name, or the function itself.
+
+    Raises:
+        ValueError: when the name is unknown.
+    """
+    if callable(reward):
+        return reward
+    if reward not in REWARDS:
+        raise ValueError(f"unknown reward {reward!r}: choose one of {sorted(REWARDS)} or pass a function")
+    return REWARDS[reward]
