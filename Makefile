@@ -1,6 +1,5 @@
 PYTHON ?= python3
-# Installed on its own, before everything else, when the environment has no torch. For the CPU build on Linux:
-# make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# Installed on its own, before everything else, when the environment has no torch; make TORCH=... for another build.
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin

@@ -33,12 +33,13 @@ from retrieval_gym import RetrievalDataset
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate, paired_bootstrap
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.q_function import ActionVectors, QConfig, QFunction, QRetriever, TokenStore
+from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
 from retrieval_gym.nn.rollout import Rollout, states_from
 from retrieval_gym.nn.run import (
     Run,
     check_config,
     check_finite,
+    keep_freed_memory,
     resolve_device,
     rng_state,
     seed_everything,
@@ -46,6 +47,8 @@ from retrieval_gym.nn.run import (
 )
 from retrieval_gym.nn.scoring import available, boltzmann_sample, ema_update, lambda_returns, policy_entropy, soft_value
 from retrieval_gym.registration import environment_dataset
+
+METRICS = ("all_gold_picked", "support_f1")
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The released configurations: encoder, alpha, lambda, tau, learning rate, weight decay, schedule.
@@ -61,7 +64,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         weight_decay=1e-3, final_learning_rate=0.1,
     ),
     "q-rag-gte": dict(
-        encoder="Alibaba-NLP/gte-multilingual-base", alpha=0.005, lam=0.6, tau=0.02, learning_rate=5e-6, weight_decay=1e-3
+        encoder="Alibaba-NLP/gte-multilingual-base", alpha=0.005, lam=0.6, tau=0.02, learning_rate=5e-6,
+        weight_decay=1e-3,
     ),
     # Ours, for two CPU cores and the default encoder.
     "minilm": dict(
@@ -87,6 +91,8 @@ class Args:
     """environments to report on, by id or as id?key=value&key=value; default: the dev split of the trained one"""
     eval_split: Literal["dev", "test"] = "dev"
     """split to report on"""
+    embedding_cache: str = "runs/embeddings"
+    """folder that keeps the embeddings of a whole corpus, for corpus environments"""
     eval_questions: int | None = None
     """report on a seeded sample of this many questions; default all"""
     preset: Literal[
@@ -108,6 +114,8 @@ class Args:
     """keep only these transformer layers"""
     action_encoder: Literal["train", "frozen"] = "train"
     """frozen: every passage is embedded once"""
+    train_embeddings: bool = True
+    """no: word embeddings stay as they are (most of a small encoder's weights)"""
     autocast: bool = False
     """bfloat16 autocast in the encoders"""
     positions: Literal["none", "absolute", "relative"] = "none"
@@ -120,11 +128,16 @@ class Args:
     """longest passage (paper: MuSiQue 110, HotpotQA 220, BabiLong and RULER 64)"""
     halves: bool = False
     """two Q functions, one a half of the vector, each regressed on the return (released code)"""
+    affine: bool = False
+    """learn a scale and an offset of Q at 100 times the learning rate; the offset starts where the first segment's mean
+    return is, so that training need not begin by pushing the best passages' Q down (ours)"""
 
     total_timesteps: int = 100_000
     """environment transitions"""
     num_envs: int = 12
     """environments played side by side"""
+    copies: int = 1
+    """environments that play the same question: equal states are embedded once and learn from several actions (ours)"""
     num_steps: int = 4
     """steps of a segment"""
     accumulation: int = 2
@@ -189,24 +202,30 @@ def make_q(args: Args, device: torch.device) -> QFunction:
     ]
     config = QConfig(
         positions=args.positions, order=args.order, question_tokens=args.question_tokens,
-        passage_tokens=args.passage_tokens, halves=args.halves,
+        passage_tokens=args.passage_tokens, halves=args.halves, affine=args.affine,
     )  # fmt: skip
     q = QFunction(*encoders, config).eval()
     q.action_encoder.requires_grad_(args.action_encoder == "train")
+    if not args.train_embeddings:
+        for encoder in encoders:
+            encoder.model.get_input_embeddings().requires_grad_(False)
     return q
 
 
-def q_loss(q_halves: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
-    """Mean squared error of Q, or of each half's 2 Q_h, against the return; ``(H, N)`` and ``(N,)``."""
-    return ((len(q_halves) * q_halves - returns) ** 2).mean()
+def q_loss(q_parts: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """Mean squared error between the return ``(N,)`` and Q, or 2 Q_h of each half (released code); ``(H, N)``."""
+    return ((len(q_parts) * q_parts - returns) ** 2).mean()
 
 
-def score(q: QFunction, datasets: dict[str, tuple[RetrievalDataset, int]], args: Args) -> dict[str, Evaluation]:
-    """Play every question greedily for the whole budget; gold never stops an evaluation."""
-    return {
-        name: evaluate(QRetriever(q, dataset), dataset, steps=steps, limit=args.eval_questions)
-        for name, (dataset, steps) in datasets.items()
-    }
+def play_greedily(q: QFunction, dataset: RetrievalDataset, steps: int, args: Args, limit: int | None) -> Evaluation:
+    """Score the greedy policy over the whole budget; gold never stops an evaluation."""
+    return evaluate(QRetriever(q, dataset, args.embedding_cache), dataset, steps=steps, limit=limit)
+
+
+def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
+    """Load what ``id`` or ``id?key=value&key=value`` names, and its number of steps."""
+    env_id, _, options = spec.partition("?")
+    return environment_dataset(env_id, split, **parse_env_kwargs(options.split("&") if options else []))
 
 
 def trained_state(q: QFunction, frozen: bool) -> dict[str, torch.Tensor]:
@@ -236,6 +255,7 @@ def main(args: Args) -> Path:
     """Train, select, report; returns the run folder."""
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
     seed_everything(args.seed)
+    keep_freed_memory()
     device = resolve_device(args.device)
     print(f"run {run.directory} on {device}")
 
@@ -245,32 +265,35 @@ def main(args: Args) -> Path:
     order = np.random.default_rng(args.seed).permutation(len(dataset))
     held_out = max(1, round(args.selection_share * len(dataset)))
     selection, train = dataset.select(order[:held_out]), dataset.select(order[held_out:])
-    reported = {}
-    for spec in args.eval_envs or ("?".join([args.env, "&".join(args.env_kwargs)]) if env_kwargs else args.env,):
-        env_id, _, options = spec.partition("?")
-        kwargs = parse_env_kwargs(options.split("&") if options else [])
-        reported[spec] = environment_dataset(env_id, args.eval_split, **kwargs)
+    trained_env = "?".join([args.env, "&".join(args.env_kwargs)]) if args.env_kwargs else args.env
+    reported = {spec: load_reported(spec, args.eval_split) for spec in args.eval_envs or (trained_env,)}
 
     # Networks.
     online = make_q(args, device)
     target = copy.deepcopy(online).requires_grad_(False) if args.target_network else online
     frozen = args.action_encoder == "frozen"
-    store = TokenStore(train, online.state_encoder, online.config)
-    vectors = ActionVectors(online.action_encoder, store)
-    target_vectors = vectors if frozen or not args.target_network else ActionVectors(target.action_encoder, store)
-    parameters = [p for p in online.parameters() if p.requires_grad]
+    if train.pools is None and not frozen:
+        raise ValueError(f"{args.env} picks from {len(train.corpus)} passages: pass --action-encoder frozen")
+    store = online.store(train)
+    vectors = online.action_vectors(store, args.embedding_cache)
+    target_vectors = vectors if frozen or not args.target_network else target.action_vectors(store)
+    scalars = [p for p in (online.scale, online.offset) if p.requires_grad]
+    weights = [p for p in online.parameters() if p.requires_grad and p.ndim > 0]
+    groups = [{"params": weights, "pace": 1.0}, {"params": scalars, "pace": 100.0, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
-        parameters, lr=args.learning_rate, betas=args.betas, weight_decay=args.weight_decay, fused=device.type != "mps"
+        groups, lr=args.learning_rate, betas=args.betas, weight_decay=args.weight_decay, fused=device.type != "mps"
     )
 
     # Environment.
     transitions = args.num_envs * args.num_steps * args.accumulation
     updates = max(1, args.total_timesteps // transitions)
     env_kwargs = {k: v for k, v in env_kwargs.items() if k == "max_steps"}
+    # Copies of a question stay in step with each other, so they play on after the gold is complete, as evaluation does.
     envs = gym.make_vec(
-        args.env, num_envs=args.num_envs, dataset=train, observation="ids", reward=args.reward, **env_kwargs
-    )
-    obs, info = envs.reset(seed=args.seed)
+        args.env, num_envs=args.num_envs, dataset=train, observation="ids", reward=args.reward,
+        stop_when_complete=args.copies == 1, **env_kwargs,
+    )  # fmt: skip
+    obs, info = envs.reset(seed=[args.seed + row // args.copies for row in range(args.num_envs)])
     episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
     first_update, best = 0, -1.0
 
@@ -279,6 +302,7 @@ def main(args: Args) -> Path:
             "update": update, "best": best, "q": trained_state(online, frozen), "target": trained_state(target, frozen),
             "optimizer": optimizer.state_dict(), "rng": rng_state(), "envs": envs.unwrapped.get_state(),
             "episode_return": episode_return.tolist(), "episode_length": episode_length.tolist(),
+            "untrained": untrained,
         }  # fmt: skip
 
     if args.resume:
@@ -289,17 +313,23 @@ def main(args: Args) -> Path:
         set_rng_state(state["rng"])
         obs, info = envs.unwrapped.set_state(state["envs"])
         episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
-        first_update, best = state["update"], state["best"]
+        first_update, best, untrained = state["update"], state["best"], state["untrained"]
     else:
-        untrained = score(online, reported, args)
-        run.write_json("untrained.json", {name: result.to_json() for name, result in untrained.items()})
+        untrained = {}
+        for spec, (reported_dataset, steps) in reported.items():
+            result = play_greedily(online, reported_dataset, steps, args, args.eval_questions)
+            untrained[spec] = {metric: result.metrics[metric].tolist() for metric in METRICS}
+            print(f"untrained on {spec}: " + ", ".join(f"{metric} {result.mean(metric):.3f}" for metric in METRICS))
+        best = play_greedily(online, selection, max_steps, args, limit=None).mean("all_gold_picked")
+        run.save("best", {"q": trained_state(online, frozen), "update": 0})
+        run.save("last", checkpoint(0))
 
     started, finished = time.monotonic(), []
     for update in range(first_update, updates):
         factor = schedule_factor(args, update, updates)
         learning_rate = args.learning_rate * factor * min(1.0, (update + 1) / max(1, args.warmup_updates))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["pace"]
         alpha = max(args.alpha_floor, args.alpha * factor) if args.anneal_alpha else args.alpha
         value_alpha = alpha if args.soft_q else 0.0
 
@@ -334,7 +364,27 @@ def main(args: Args) -> Path:
                 finished += zip(episode_return[done], episode_length[done], strict=True)
                 episode_return[done], episode_length[done] = 0.0, 0
 
-            # Value the states that follow with the target encoders, then form the lambda-returns.
+            rewards = torch.from_numpy(np.stack(rollout.rewards)).float().to(device)
+            dones = torch.from_numpy(np.stack(rollout.dones)).float().to(device)
+
+            # Q of the picked actions.
+            picks = rollout.picks()
+            picked = vectors(picks) if frozen else online.embed_actions(picks, store)
+            if args.positions != "none":
+                places = torch.from_numpy(np.concatenate(rollout.actions)).to(device)
+                positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])
+                picked = online.place(picked, positions.gather(1, places[:, None])[:, 0])
+            products, parts = torch.cat(embedded) * picked, 2 if args.halves else 1
+            q_parts = online.calibrate(products.unflatten(1, (parts, -1)).sum(dim=2).T, parts)
+
+            if args.affine and update == segment == 0:
+                first_returns = lambda_returns(rewards, dones, torch.zeros_like(rewards), args.gamma, 1.0)
+                gap = first_returns.mean() - q_parts.detach().sum(dim=0).mean()
+                online.offset.data += gap
+                target.offset.data.copy_(online.offset.data)
+                q_parts = q_parts + gap / parts
+
+            # Value the states that follow with the target encoders, form the lambda-returns, move Q towards them.
             with torch.no_grad():
                 following, rows = rollout.successors(states_from(obs, info))
                 next_values = torch.zeros(args.num_steps * args.num_envs, device=device)
@@ -343,27 +393,15 @@ def main(args: Args) -> Path:
                     q = target.values(target.embed_states(following, store), following, target_vectors)
                     q = available(q, mask, args.top_k_actions)
                     next_values[torch.from_numpy(rows).to(device)] = soft_value(q, value_alpha)
-                rewards = torch.from_numpy(np.stack(rollout.rewards)).float().to(device)
-                dones = torch.from_numpy(np.stack(rollout.dones)).float().to(device)
                 returns = lambda_returns(rewards, dones, next_values.view_as(rewards), args.gamma, args.lam).flatten()
-
-            # Move Q(s, a) of the picked actions towards the returns.
-            picks = rollout.picks()
-            picked = vectors(picks) if frozen else online.embed_actions(picks, store)
-            if args.positions != "none":
-                places = torch.from_numpy(np.concatenate(rollout.actions)).to(device)
-                positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])
-                picked = online.place(picked, positions.gather(1, places[:, None])[:, 0])
-            products = torch.cat(embedded) * picked
-            q_halves = products.unflatten(1, (2 if args.halves else 1, -1)).sum(dim=2).T
-            loss = q_loss(q_halves, returns)
+            loss = q_loss(q_parts, returns)
             check_finite(loss.item(), f"update {update}, questions {np.unique(rollout.states[0].question).tolist()}")
             (loss / args.accumulation).backward()
             logs.append(
-                [loss.item(), q_halves.sum(0).mean().item(), returns.mean().item(), torch.stack(entropy).mean().item()]
+                [loss.item(), q_parts.sum(0).mean().item(), returns.mean().item(), torch.stack(entropy).mean().item()]
             )
 
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+        grad_norm = torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if args.target_network:
@@ -386,10 +424,10 @@ def main(args: Args) -> Path:
             finished = []
         last = update + 1 == updates
         if last or (update + 1) % args.eval_every == 0:
-            selected = score(online, {"selection": (selection, max_steps)}, args)["selection"]
-            values["eval/selection_all_gold_picked"] = selected.mean("all_gold_picked")
-            if values["eval/selection_all_gold_picked"] > best:
-                best = values["eval/selection_all_gold_picked"]
+            selected = play_greedily(online, selection, max_steps, args, limit=None)
+            values |= {f"eval/{metric}": selected.mean(metric) for metric in METRICS}
+            if values["eval/all_gold_picked"] > best:
+                best = values["eval/all_gold_picked"]
                 run.save("best", {"q": trained_state(online, frozen), "update": update + 1})
         run.log(values, global_step)
         if last or (update + 1) % args.eval_every == 0:
@@ -397,10 +435,23 @@ def main(args: Args) -> Path:
         run.progress(global_step, updates * transitions, values)
     envs.close()
 
-    # Report the selected checkpoint beside the untrained encoder.
+    # Report the selected checkpoint beside the untrained encoders, question by question.
     online.load_state_dict(run.load("best", map_location=device)["q"], strict=False)
-    trained = score(online, reported, args)
-    run.write_json("eval.json", {name: result.to_json() for name, result in trained.items()})
+    report = {}
+    for spec, (reported_dataset, steps) in reported.items():
+        result = play_greedily(online, reported_dataset, steps, args, args.eval_questions)
+        report[spec] = {"trained": result.to_json(), "untrained": {}, "difference": {}}
+        print(f"\n{spec}, {args.eval_split}, {len(result.chains)} questions, {steps} steps")
+        for metric in METRICS:
+            before, after = np.array(untrained[spec][metric]), result.metrics[metric]
+            difference, low, high, p = paired_bootstrap(before, after)
+            report[spec]["untrained"][metric] = float(before.mean())
+            report[spec]["difference"][metric] = {"mean": difference, "low": low, "high": high, "p": p}
+            print(
+                f"  {metric:16} untrained {before.mean():.3f}  trained {after.mean():.3f}  "
+                f"difference {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+            )
+    run.write_json("eval.json", report)
     online.state_encoder.save(run.directory / "state_encoder")
     online.action_encoder.save(run.directory / "action_encoder")
     run.close()
@@ -408,4 +459,9 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(parse_args())
+    try:
+        main(parse_args())
+    except (ValueError, ImportError, OSError, FloatingPointError) as error:
+        sys.exit(f"pqn: {error}")
+    except KeyboardInterrupt:
+        sys.exit("pqn: interrupted; go on with --resume and the run folder printed above")

@@ -1,8 +1,8 @@
 """Passages per second of TextEncoder.encode against SentenceTransformer.encode at its best batch size.
 
-Both embed the same passages with the same default model in one process, in turns, so that a busy machine slows both; the
-median of the repeats' ratios is reported, by wall clock and by processor time. SentenceTransformer is tried at several
-batch sizes and its fastest counts. Ours runs in float32, and again under bfloat16 autocast.
+Both embed the same passages with the same default model in one process, in turns, so that a busy machine slows both;
+the median of the repeats' ratios is reported, by wall clock and by processor time. SentenceTransformer is tried at
+several batch sizes and its fastest counts. Ours runs in float32, and again under bfloat16 autocast.
 
     python benchmarks/encode_speed.py --out encode_speed.json
     python benchmarks/encode_speed.py --limit 200 --repeats 2      # a quick run
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=5000, help="number of passages")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 64, 128], help="of SentenceTransformer")
-    parser.add_argument("--token-budget", type=int, default=8192, help="of TextEncoder")
+    parser.add_argument("--token-budget", type=int, help="of TextEncoder; its own default when left out")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="torch threads; all by default")

@@ -189,9 +189,8 @@ def check_functions(report: Report, device: torch.device) -> None:
     report.check("lambda-returns", largest_difference(returns, expected), 1e-5)
 
 
-def train(device: str, sizes: Sizes, folder: str, transitions: int) -> Path:
-    """Run ``agents/pqn.py`` on generated questions and return its run folder."""
-    root = Path(folder) / device
+def train(device: str, sizes: Sizes, root: Path, transitions: int) -> Path:
+    """Run ``agents/pqn.py`` on generated questions and return its run folder, the only one in ``root``."""
     command = [sys.executable, str(PQN), "--env", "ChainRetrieval-Synthetic-v0", "--preset", "demo", "--seed", "1"]
     command += ["--device", device, "--runs", str(root), "--total-timesteps", str(transitions)]
     command += ["--eval-questions", str(sizes.eval_questions)]
@@ -211,8 +210,8 @@ def untrained_returns(run: Path) -> Tensor:
 def check_training(report: Report, device: torch.device, sizes: Sizes) -> None:
     """The PQN agent end to end: the untrained score against the CPU's, and transitions a second."""
     with tempfile.TemporaryDirectory() as folder:
-        ours = train(device.type, sizes, folder, sizes.transitions)
-        reference = ours if device.type == "cpu" else train("cpu", sizes, folder, 96)
+        ours = train(device.type, sizes, Path(folder) / "ours", sizes.transitions)
+        reference = train("cpu", sizes, Path(folder) / "reference", QUICK.transitions)
         # Near-ties may fall the other way in another precision; one question in a hundred may.
         error = largest_difference(untrained_returns(ours), untrained_returns(reference))
         report.check("untrained score of agents/pqn.py", error, 0.01)

@@ -44,6 +44,16 @@ class States:
         pool = None if self.pool is None else self.pool[rows]
         return States(self.question[rows], pool, self.picked[rows], self.steps_left[rows])
 
+    def distinct(self) -> tuple[Ids, Ids]:
+        """Find equal states, told by question and picks.
+
+        Returns:
+            Rows of the distinct states int64 ``(N,)``, and for each state its place among them, int64 ``(B,)``.
+        """
+        keys = np.concatenate([self.question[:, None], self.picked], axis=1)
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
+
     @property
     def count(self) -> Ids:
         """Number of passages picked so far, int64 ``(B,)``."""

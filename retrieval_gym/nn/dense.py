@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from retrieval_gym import mdp
 from retrieval_gym.nn.embeddings import EmbeddingTable
-from retrieval_gym.nn.encoder import TextEncoder, Tokens
+from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.index import ExactIndex
+from retrieval_gym.nn.tokens import TokenStore
 from retrieval_gym.ranking import Ids, Scores, rank
 
 if TYPE_CHECKING:
@@ -33,12 +34,11 @@ class DenseRetriever:
         cache_dir: where embedding tables are kept; None is nowhere.
         vectors: float ``(N, D)``, the passages' vectors where they are known.
         backend: of the search over a whole corpus, ``"torch"`` or ``"faiss"``.
-        token_budget: most tokens in one forward pass.
+        token_budget: most tokens in one forward pass; see ``TextEncoder.embed``.
         progress: show a progress bar while passages are embedded.
 
     Attributes:
         encoder_calls: number of states encoded.
-        truncated: number of texts that were cut: passages, questions and states.
 
     Raises:
         ValueError: when ``order`` is unknown, or the vectors do not fit the corpus and the encoder.
@@ -55,15 +55,15 @@ class DenseRetriever:
         cache_dir: str | Path | None = None,
         vectors: torch.Tensor | NDArray[np.floating] | None = None,
         backend: Literal["torch", "faiss"] = "torch",
-        token_budget: int = 8192,
+        token_budget: int | None = None,
         progress: bool = False,
     ) -> None:
-        if order not in ("pick", "document"):
-            raise ValueError(f"unknown order {order!r}: choose pick or document")
-        self.dataset, self.encoder, self.order = dataset, encoder, order
-        self.max_passage_tokens, self.max_question_tokens = max_passage_tokens, max_question_tokens
+        self.dataset, self.encoder = dataset, encoder
         self.token_budget = token_budget
-        self.encoder_calls = self.truncated = 0
+        self.encoder_calls = self._table_truncated = 0
+        self._tokens = TokenStore(
+            dataset, encoder, question_tokens=max_question_tokens, passage_tokens=max_passage_tokens, order=order
+        )
         if vectors is None:
             table = EmbeddingTable.build(
                 encoder,
@@ -73,13 +73,16 @@ class DenseRetriever:
                 progress=progress,
                 token_budget=token_budget,
             )
-            vectors, self.truncated = table.vectors, table.truncated
+            vectors, self._table_truncated = table.vectors, table.truncated
         shape = (len(dataset.corpus), encoder.dim)
         if tuple(vectors.shape) != shape:
             raise ValueError(f"vectors have shape {tuple(vectors.shape)}: the corpus and the encoder need {shape}")
         self._index = ExactIndex(vectors, backend, encoder.device)
-        self._questions: dict[int, Tokens] = {}
-        self._passages: dict[int, Tokens] = {}
+
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut: passages, questions and states."""
+        return self._table_truncated + self._tokens.truncated
 
     @torch.inference_mode()
     def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
@@ -99,43 +102,11 @@ class DenseRetriever:
     @torch.inference_mode()
     def encode_states(self, states: mdp.States) -> torch.Tensor:
         """Return the vectors of B states, float32 ``(B, D)`` on the encoder's device; equal states are encoded once."""
-        picked = self._in_order(states)
-        keys = np.concatenate([states.question[:, None], picked], axis=1)
-        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-        self._tokenize(distinct)
-        before = self.encoder.truncated
-        sequences = [
-            self.encoder.sequence([self._questions[row[0]], *(self._passages[i] for i in row[1:] if i >= 0)], "query")
-            for row in distinct.tolist()
-        ]
-        self.truncated += self.encoder.truncated - before
-        self.encoder_calls += len(distinct)
+        first, inverse = states.distinct()
+        sequences = self._tokens.states(states[first])
+        self.encoder_calls += len(first)
         was_training = self.encoder.training
         self.encoder.eval()
         vectors = self.encoder.embed(sequences, token_budget=self.token_budget)
         self.encoder.train(was_training)
-        return vectors[torch.from_numpy(inverse.reshape(-1)).to(vectors.device)]
-
-    def _in_order(self, states: mdp.States) -> Ids:
-        if self.order == "pick":
-            return states.picked
-        place = states.picked
-        if states.pool is not None:
-            place = (states.pool[:, None, :] == states.picked[:, :, None]).argmax(axis=2)
-        place = np.where(states.picked >= 0, place, np.iinfo(np.int64).max)
-        return np.take_along_axis(states.picked, np.argsort(place, axis=1, kind="stable"), axis=1)
-
-    def _tokenize(self, keys: NDArray[np.int64]) -> None:
-        """Tokenise the questions (first column) and passages (the others) that were not met before."""
-        new = [i for i in np.unique(keys[:, 0]).tolist() if i not in self._questions]
-        if new:
-            before = self.encoder.truncated
-            texts = [self.dataset.questions[i].text for i in new]
-            tokens = self.encoder.tokenize(texts, self.max_question_tokens, opens="query")
-            self._questions.update(zip(new, tokens, strict=True))
-            self.truncated += self.encoder.truncated - before
-        new = [i for i in np.unique(keys[:, 1:]).tolist() if i >= 0 and i not in self._passages]
-        if new:
-            # That a passage is cut was counted when the table was built.
-            tokens = self.encoder.tokenize(self.dataset.corpus.texts(new), self.max_passage_tokens)
-            self._passages.update(zip(new, tokens, strict=True))
+        return vectors[torch.from_numpy(inverse).to(vectors.device)]

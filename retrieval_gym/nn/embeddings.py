@@ -51,7 +51,7 @@ class EmbeddingTable:
         kind: Kind = "passage",
         cache_dir: str | Path | None = None,
         progress: bool = False,
-        token_budget: int = 8192,
+        token_budget: int | None = None,
     ) -> EmbeddingTable:
         """Embed every passage of a corpus; passages with the same text are embedded once.
 
@@ -66,7 +66,7 @@ class EmbeddingTable:
             kind: whose prompt to use.
             cache_dir: where tables are kept; None keeps the table in memory.
             progress: show a progress bar.
-            token_budget: most tokens in one forward pass.
+            token_budget: most tokens in one forward pass; see ``TextEncoder.embed``.
         """
         first: dict[str, int] = {}
         rows = np.array([first.setdefault(str(passage), len(first)) for passage in corpus], np.int64)
@@ -109,7 +109,7 @@ def fill(
     encoder: TextEncoder,
     kind: Kind,
     max_tokens: int | None,
-    token_budget: int,
+    token_budget: int | None,
     progress: bool,
     start: int,
 ) -> Iterator[int]:

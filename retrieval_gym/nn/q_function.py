@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +12,11 @@ from torch import Tensor, nn
 
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate
+from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
+from retrieval_gym.ranking import Ids, Scores, rank
 
 
 @dataclass(frozen=True)
@@ -29,62 +31,17 @@ class QConfig:
         delta: distance between the intervals of relative positions.
         span: range of relative positions inside an interval.
         halves: rotate each half of the vector on its own, so that each half gives a Q of its own.
+        affine: learn a scale and an offset, Q = scale <E_s, E_a> + offset, so that unit vectors can express any value.
     """
 
     positions: Positions = "none"
-    order: Literal["pick", "document"] = "pick"
+    order: Order = "pick"
     question_tokens: int = 64
     passage_tokens: int = 110
     delta: float = 10.0
     span: float = 9.0
     halves: bool = False
-
-
-class TokenStore:
-    """The tokens of a dataset's questions and passages, each tokenised once, when first needed."""
-
-    def __init__(self, dataset: RetrievalDataset, encoder: TextEncoder, config: QConfig) -> None:
-        self.dataset = dataset
-        self.config = config
-        self._encoder = encoder
-        self._passages: dict[int, NDArray[np.int32]] = {}
-        self._questions: dict[int, NDArray[np.int32]] = {}
-
-    def passages(self, ids: Sequence[int]) -> list[NDArray[np.int32]]:
-        """Return the content tokens of these passages."""
-        missing = [i for i in dict.fromkeys(ids) if i not in self._passages]
-        if missing:
-            tokens = self._encoder.tokenize(self.dataset.corpus.texts(missing), self.config.passage_tokens)
-            self._passages.update(zip(missing, tokens, strict=True))
-        return [self._passages[i] for i in ids]
-
-    def questions(self, indices: Sequence[int]) -> list[NDArray[np.int32]]:
-        """Return the content tokens of these questions."""
-        missing = [i for i in dict.fromkeys(indices) if i not in self._questions]
-        if missing:
-            texts = [self.dataset.questions[i].text for i in missing]
-            self._questions.update(
-                zip(missing, self._encoder.tokenize(texts, self.config.question_tokens), strict=True)
-            )
-        return [self._questions[i] for i in indices]
-
-    def states(self, states: mdp.States) -> list[NDArray[np.int32]]:
-        """Return one full token sequence a state: the question, then the picked passages."""
-        picked = states.picked
-        if self.config.order == "document":
-            places = pool_positions(states) if states.pool is not None else picked
-            order = np.argsort(np.where(picked >= 0, places, np.iinfo(np.int64).max), axis=1, kind="stable")
-            picked = np.take_along_axis(picked, order, axis=1)
-        self.passages(picked[picked >= 0].tolist())
-        questions = self.questions(states.question.tolist())
-        return [
-            self._encoder.sequence([question, *(self._passages[i] for i in row if i >= 0)], "query")
-            for question, row in zip(questions, picked.tolist(), strict=True)
-        ]
-
-    def actions(self, ids: Sequence[int]) -> list[NDArray[np.int32]]:
-        """Return one full token sequence a passage."""
-        return [self._encoder.sequence([tokens], "passage") for tokens in self.passages(ids)]
+    affine: bool = False
 
 
 class ActionVectors:
@@ -93,15 +50,19 @@ class ActionVectors:
     Args:
         encoder: the action encoder, read at every call.
         store: the tokens of the corpus.
+        vectors: float32 ``(N, D)``, the vectors of the whole corpus where they are known.
     """
 
-    def __init__(self, encoder: TextEncoder, store: TokenStore) -> None:
+    def __init__(self, encoder: TextEncoder, store: TokenStore, vectors: NDArray[np.float32] | None = None) -> None:
         self._encoder = encoder
         self._store = store
         self._canonical = store.dataset.corpus.canonical
         size = len(store.dataset.corpus)
-        self._known = np.zeros(size, bool)
-        self._vectors = torch.empty(size, encoder.dim, device=encoder.device)
+        self._known = np.full(size, vectors is not None)
+        if vectors is None:
+            self._vectors = torch.empty(size, encoder.dim, device=encoder.device)
+        else:
+            self._vectors = torch.from_numpy(np.array(vectors)).to(encoder.device)
 
     def clear(self) -> None:
         """Forget every vector: call it when the weights have changed."""
@@ -130,10 +91,32 @@ class QFunction(nn.Module):
         self.state_encoder = state_encoder
         self.action_encoder = action_encoder
         self.config = config
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=config.affine)
+        self.offset = nn.Parameter(torch.zeros(()), requires_grad=config.affine)
+
+    def action_vectors(self, store: TokenStore, cache_dir: str | Path | None = None) -> ActionVectors:
+        """Return E_a of a dataset's corpus: of pools when first needed, of a whole corpus at once, with a progress bar.
+
+        Args:
+            store: the tokens of the dataset.
+            cache_dir: where embeddings of a whole corpus are kept; None is nowhere.
+        """
+        if store.dataset.pools is not None:
+            return ActionVectors(self.action_encoder, store)
+        table = EmbeddingTable.build(
+            self.action_encoder,
+            store.dataset.corpus,
+            max_tokens=self.config.passage_tokens,
+            cache_dir=cache_dir,
+            progress=True,
+        )
+        return ActionVectors(self.action_encoder, store, table.vectors)
 
     def embed_states(self, states: mdp.States, store: TokenStore) -> Tensor:
-        """E_s of each state, ``(B, D)``; differentiable when gradients are enabled."""
-        return self.state_encoder.embed(store.states(states))
+        """E_s of each state, ``(B, D)``; differentiable when gradients are enabled. Equal states are embedded once."""
+        first, inverse = states.distinct()
+        embedded = self.state_encoder.embed(store.states(states[first]))
+        return embedded[torch.from_numpy(inverse).to(embedded.device)]
 
     def embed_actions(self, ids: NDArray[np.int64], store: TokenStore) -> Tensor:
         """E_a of each passage without its position, ``(B, D)``; differentiable when gradients are enabled."""
@@ -165,16 +148,23 @@ class QFunction(nn.Module):
     def values(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
         """Q of every candidate (pools) or every passage (corpora), ``(B, P)``, before any masking."""
         if states.pool is None:
-            return embedded @ vectors.whole().T
+            return self.calibrate(embedded @ vectors.whole().T)
         placed = self.place(vectors(states.pool), self.positions(states))
-        return torch.einsum("bd,bpd->bp", embedded, placed)
+        return self.calibrate(torch.einsum("bd,bpd->bp", embedded, placed))
 
+    def calibrate(self, products: Tensor, parts: int = 1) -> Tensor:
+        """Q from inner products; of each of ``parts`` the share that they add up to Q with."""
+        return self.scale * products + self.offset / parts
 
-def pool_positions(states: mdp.States) -> NDArray[np.int64]:
-    """Position in its pool of each picked passage, -1 where nothing is picked, int64 ``(B, T)``."""
-    assert states.pool is not None
-    places = [(states.pool == column[:, None]).argmax(axis=1) for column in states.picked.T]
-    return np.where(states.picked >= 0, np.stack(places, axis=1), -1)
+    def store(self, dataset: RetrievalDataset) -> TokenStore:
+        """Return the tokens of a dataset, cut and ordered as this Q reads them."""
+        return TokenStore(
+            dataset,
+            self.state_encoder,
+            question_tokens=self.config.question_tokens,
+            passage_tokens=self.config.passage_tokens,
+            order=self.config.order,
+        )
 
 
 class QRetriever:
@@ -183,19 +173,21 @@ class QRetriever:
     Args:
         q: the action values.
         dataset: what is asked.
+        cache_dir: where embeddings of a whole corpus are kept; None is nowhere.
+
+    Attributes:
+        encoder_calls: number of states encoded.
     """
 
-    def __init__(self, q: QFunction, dataset: RetrievalDataset) -> None:
+    def __init__(self, q: QFunction, dataset: RetrievalDataset, cache_dir: str | Path | None = None) -> None:
         self.q = q
-        self.store = TokenStore(dataset, q.state_encoder, q.config)
-        self.vectors = ActionVectors(q.action_encoder, self.store)
+        self.store = q.store(dataset)
+        self.vectors = q.action_vectors(self.store, cache_dir)
+        self.encoder_calls = 0
 
     @torch.inference_mode()
-    def search(self, states: mdp.States, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the k best passages of each state and their Q; see ``retrieval_gym.retrieval.Retriever``."""
-        from retrieval_gym.retrieval import top_k
-
-        q = self.q.values(self.q.embed_states(states, self.store), states, self.vectors).float().cpu().numpy()
-        mask = mdp.action_mask(states, len(self.store.dataset.corpus))
-        ids = states.pool if states.pool is not None else np.arange(q.shape[1], dtype=np.int64)[None]
-        return top_k(np.where(mask, q, -np.inf), np.broadcast_to(ids, q.shape), k)
+    def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
+        """Return the ``k`` best passages of each state and their Q; see ``ranking.Retriever.search``."""
+        self.encoder_calls += len(states)
+        embedded = self.q.embed_states(states, self.store)
+        return rank(states, self.q.values(embedded, states, self.vectors).float().cpu().numpy(), k)

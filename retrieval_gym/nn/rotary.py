@@ -13,8 +13,8 @@ Positions = Literal["none", "absolute", "relative"]
 def relative_positions(picked: Tensor, length: Tensor, width: int, *, delta: float = 10.0, span: float = 9.0) -> Tensor:
     """Position of every candidate relative to the picked ones.
 
-    The picked indices b_1 < ... < b_k cut the document 0..m into k + 1 intervals, with b_0 = 0 and b_{k+1} = m. For i in
-    interval j, b_j <= i < b_{j+1}::
+    The picked indices b_1 < ... < b_k cut the document 0..m into k + 1 intervals, with b_0 = 0 and b_{k+1} = m. For i
+    in interval j, b_j <= i < b_{j+1}::
 
         rho(i) = j * delta + span * (i - b_j) / (b_{j+1} - b_j)
 

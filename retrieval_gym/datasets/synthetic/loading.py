@@ -29,6 +29,7 @@ def load_synthetic(
     seed: int = 0,
     hops: Iterable[int] = HOPS,
     pool_size: int = 16,
+    hard_distractors: int = 4,
     num_questions: int | None = None,
     corpus_size: int = 20_000,
     wording: int = MAX_WORDING,
@@ -36,7 +37,7 @@ def load_synthetic(
     """Generate the synthetic dataset.
 
     A world is a fictional encyclopaedia: each passage is the article of one entity with an invented name, and states
-    two to four facts. A question names only the start of a chain of facts; every further gold passage is named by the
+    two or three facts. A question names only the start of a chain of facts; every further gold passage is named by the
     gold passage before it, so one search finds the first and a reader who follows the names finds them all. A quarter
     of the questions with 2 or 4 hops are comparisons of two entities (2) or of what two entities lead to (4); their
     gold has no order.
@@ -52,8 +53,10 @@ def load_synthetic(
             of the pools; ``"corpus"`` lets every question pick from one world of ``corpus_size`` passages.
         seed: non-negative; another seed is another world.
         hops: numbers of passages to read, some of 2, 3 and 4; about equally many questions have each.
-        pool_size: candidates of a question in pool form: the gold passages and hard distractors (other articles that
-            the gold ones name, that name the gold ones, that look alike in name, that state the same relation).
+        pool_size: candidates of a question in pool form: the gold passages, hard distractors (other articles that
+            the gold ones name, that name the gold ones, that look alike in name, that state the same relation), and
+            any others.
+        hard_distractors: how many of a pool's other articles are hard; the rest are any. More is harder.
         num_questions: overrides the number of questions.
         corpus_size: passages in corpus form.
         wording: paraphrases of each sentence and question in use, 1 to 4.
@@ -77,6 +80,8 @@ def load_synthetic(
         raise ValueError(
             f"pool_size={pool_size} cannot hold {max(lengths)} gold passages: make it larger or hops fewer"
         )
+    if hard_distractors < 0:
+        raise ValueError(f"hard_distractors={hard_distractors}: ask for at least 0")
     size = corpus_size if form == "corpus" else max(MIN_ENTITIES, 4 * count, 4 * pool_size)
     world = generate_world(size, split, seed, wording)
     plans = _draw_plans(world, lengths, count, wording, Draws(seed, SPLITS.index(split), 1))
@@ -84,7 +89,7 @@ def load_synthetic(
     kept = np.arange(size)
     if form == "pool":
         draws = Draws(seed, SPLITS.index(split), 2)
-        drawn = np.array([draw_pool(world, plan, pool_size, draws) for plan in plans])
+        drawn = np.array([draw_pool(world, plan, pool_size, hard_distractors, draws) for plan in plans])
         kept, places = np.unique(drawn, return_inverse=True)
         pools = list(places.reshape(drawn.shape).astype(np.int64))
     entities = [world.entities[i] for i in kept.tolist()]

@@ -9,16 +9,18 @@ from retrieval_gym.datasets.synthetic.world import World
 TRIES = 8  # random members looked at for each distractor, so that large groups are never copied
 
 
-def draw_pool(world: World, plan: Plan, size: int, draws: Draws) -> list[int]:
-    """Return ``size`` distinct entities in random order: the gold ones of a question and hard distractors.
+def draw_pool(world: World, plan: Plan, size: int, hard: int, draws: Draws) -> list[int]:
+    """Return ``size`` distinct entities in random order: the gold ones of a question, hard distractors, any others.
 
     Each gold article in turn brings three distractors: an article that it names beside the chain (or where the chain
     ends), one of its own type that states the same relation, and one of these: an article that names the same entity
-    (a reversed relation), a look-alike name, another of its type. Where all run out, any article will do.
+    (a reversed relation), a look-alike name, another of its type. When there are ``hard`` of them, or all run out, any
+    article will do.
     """
     pool = dict.fromkeys(plan.gold)
     steps = [pair for chain in plan.chains for pair in zip(chain.entities, chain.facts, strict=True)]
-    while len(pool) < size:
+    limit = min(size, len(pool) + hard)
+    while len(pool) < limit:
         before = len(pool)
         for entity, followed in draws.shuffled(steps):
             own = world.entities[entity]
@@ -30,10 +32,12 @@ def draw_pool(world: World, plan: Plan, size: int, draws: Draws) -> list[int]:
             )
             for group in groups:
                 fresh = _draw_outside(pool, group, draws)
-                if fresh is not None and len(pool) < size:
+                if fresh is not None and len(pool) < limit:
                     pool[fresh] = None
         if len(pool) == before:
             pool[draws.below(len(world))] = None
+    while len(pool) < size:
+        pool[draws.below(len(world))] = None
     return draws.shuffled(list(pool))
 
 

