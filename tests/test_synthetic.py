@@ -14,7 +14,7 @@ from retrieval_gym.datasets.synthetic.draws import Draws
 from retrieval_gym.datasets.synthetic.names import STYLES, capacity, draw_names, stems
 from retrieval_gym.datasets.synthetic.schema import NESTING, RELATIONS, SHARES, YEAR
 
-FINGERPRINT = "77bdfcd4e845b36ac7c09e85808d8ebc732ee8deb1a07be5c9b881741639fe56"
+FINGERPRINT = "ae13ec17927a143791034d44bd889dc1a3db140280890fce655087b0ebaf0bba"
 
 
 @pytest.fixture(scope="module")
@@ -165,17 +165,27 @@ def test_pools_are_the_corpus_and_are_shuffled(train):
     assert np.abs(shares - 1 / 16).max() < 4 * np.sqrt(1 / 16 / len(places))  # four standard errors
 
 
-def test_every_later_gold_passage_has_rivals_of_its_type_that_state_the_same_relation(train, world):
+def rivalry(data, world):
+    """Of each later gold passage the number of rivals of its type; of each pool its look-alikes and reversed relations."""
     entity = {e.name: e for e in world.entities}
     rivals, lookalikes, reversed_ = [], [], []
-    for question, pool in zip(train.questions, train.pools, strict=True):
-        others = [entity[train.corpus[i].title] for i in pool if i not in question.gold]
-        gold = [entity[train.corpus[i].title] for i in question.gold]
+    for question, pool in zip(data.questions, data.pools, strict=True):
+        others = [entity[data.corpus[i].title] for i in pool if i not in question.gold]
+        gold = [entity[data.corpus[i].title] for i in question.gold]
         rivals += [sum(o.kind == g.kind for o in others) for g in gold[1:]]
         lookalikes.append(sum((o.kind, o.stem) in {(g.kind, g.stem) for g in gold} for o in others))
         reversed_.append(sum(any(f.value in {g.name for g in gold} for f in o.facts) for o in others))
-    assert np.mean(np.array(rivals) >= 2) > 0.9
-    assert np.mean(lookalikes) > 0.8 and np.mean(reversed_) > 0.8
+    return np.array(rivals), np.mean(lookalikes), np.mean(reversed_)
+
+
+def test_hard_distractors_are_rivals_lookalikes_and_reversed_relations(train, world):
+    hard = load_synthetic("train", num_questions=300, hard_distractors=12)
+    assert [q.text for q in hard.questions] == [q.text for q in train.questions]
+    rivals, lookalikes, reversed_ = rivalry(hard, world)
+    assert np.mean(rivals >= 2) > 0.85 and lookalikes > 0.8 and reversed_ > 0.8
+    _, few_lookalikes, few_reversed = rivalry(train, world)
+    _, no_lookalikes, no_reversed = rivalry(load_synthetic("train", num_questions=300, hard_distractors=0), world)
+    assert lookalikes > few_lookalikes > no_lookalikes and reversed_ > few_reversed > no_reversed
 
 
 def test_word_overlap_with_the_question_finds_the_start_but_not_the_chain(train):
