@@ -48,6 +48,7 @@ from retrieval_gym.nn.run import (
 from retrieval_gym.nn.scoring import available, boltzmann_sample, ema_update, lambda_returns, policy_entropy, soft_value
 from retrieval_gym.registration import environment_dataset
 
+HEAD_PACE = 20.0  # the dueling head starts from nothing, so it learns this many times faster than the encoders
 METRICS = ("all_gold_picked", "support_f1")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -128,9 +129,8 @@ class Args:
     """longest passage (paper: MuSiQue 110, HotpotQA 220, BabiLong and RULER 64)"""
     halves: bool = False
     """two Q functions, one a half of the vector, each regressed on the return (released code)"""
-    affine: bool = False
-    """learn a scale and an offset of Q at 100 times the learning rate; the offset starts where the first segment's mean
-    return is, so that training need not begin by pushing the best passages' Q down (ours)"""
+    dueling: bool = False
+    """Q = v(s) + alpha log pi(a|s), with a learned v that starts at the first segment's mean return (ours)"""
 
     total_timesteps: int = 100_000
     """environment transitions"""
@@ -188,6 +188,30 @@ class Args:
     """updates between two selections and two checkpoints"""
 
 
+def check_args(args: Args) -> None:
+    """Raise ValueError for a number out of range, or an environment argument that has a flag of its own."""
+    for name in ("num_envs", "num_steps", "accumulation", "copies", "eval_every", "total_timesteps"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} is {getattr(args, name)}: it must be at least 1")
+    for name in ("gamma", "lam", "tau", "epsilon", "final_learning_rate"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise ValueError(f"{name} is {getattr(args, name)}: it must be from 0 to 1")
+    for name in ("alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps"):
+        if getattr(args, name) < 0:
+            raise ValueError(f"{name} is {getattr(args, name)}: it must not be negative")
+    if args.anneal_alpha and args.alpha_floor == 0:
+        raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
+    if not 0 < args.selection_share < 1:
+        raise ValueError(f"selection_share is {args.selection_share}: it must lie between 0 and 1")
+    if args.num_envs % args.copies:
+        raise ValueError(f"num_envs is {args.num_envs}: it must be a multiple of copies, {args.copies}")
+    if args.top_k_actions is not None and args.top_k_actions < 1:
+        raise ValueError(f"top_k_actions is {args.top_k_actions}: keep at least 1 action")
+    taken = {"split", "reward", "observation", "stop_when_complete", "allow_unreachable", "render_mode"}
+    for key in parse_env_kwargs(args.env_kwargs).keys() & taken:
+        raise ValueError(f"--env-kwargs {key}=... is not for training: see --help for what is")
+
+
 def schedule_factor(args: Args, update: int, updates: int) -> float:
     """Share of the full learning rate after the warm-up: 1 at first, ``final_learning_rate`` at the end."""
     progress = min(1.0, max(0, update - args.warmup_updates) / max(1, updates - args.warmup_updates))
@@ -202,7 +226,7 @@ def make_q(args: Args, device: torch.device) -> QFunction:
     ]
     config = QConfig(
         positions=args.positions, order=args.order, question_tokens=args.question_tokens,
-        passage_tokens=args.passage_tokens, halves=args.halves, affine=args.affine,
+        passage_tokens=args.passage_tokens, halves=args.halves, dueling=args.dueling,
     )  # fmt: skip
     q = QFunction(*encoders, config).eval()
     q.action_encoder.requires_grad_(args.action_encoder == "train")
@@ -253,11 +277,10 @@ def parse_args() -> Args:
 
 def main(args: Args) -> Path:
     """Train, select, report; returns the run folder."""
-    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
+    check_args(args)
     seed_everything(args.seed)
     keep_freed_memory()
     device = resolve_device(args.device)
-    print(f"run {run.directory} on {device}")
 
     # Questions: train, a share of train to select on, and what is reported.
     env_kwargs = parse_env_kwargs(args.env_kwargs)
@@ -268,6 +291,16 @@ def main(args: Args) -> Path:
     trained_env = "?".join([args.env, "&".join(args.env_kwargs)]) if args.env_kwargs else args.env
     reported = {spec: load_reported(spec, args.eval_split) for spec in args.eval_envs or (trained_env,)}
 
+    # Environment. Copies of a question stay in step with each other, so they play on after the gold is complete.
+    envs = gym.make_vec(
+        "ChainRetrieval-v0", num_envs=args.num_envs, dataset=train, max_steps=max_steps, observation="ids",
+        reward=args.reward, stop_when_complete=args.copies == 1,
+    )  # fmt: skip
+    obs, info = envs.reset(seed=[args.seed + row // args.copies for row in range(args.num_envs)])
+    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
+    transitions = args.num_envs * args.num_steps * args.accumulation
+    updates = max(1, args.total_timesteps // transitions)
+
     # Networks.
     online = make_q(args, device)
     target = copy.deepcopy(online).requires_grad_(False) if args.target_network else online
@@ -277,24 +310,15 @@ def main(args: Args) -> Path:
     store = online.store(train)
     vectors = online.action_vectors(store, args.embedding_cache)
     target_vectors = vectors if frozen or not args.target_network else target.action_vectors(store)
-    scalars = [p for p in (online.scale, online.offset) if p.requires_grad]
-    weights = [p for p in online.parameters() if p.requires_grad and p.ndim > 0]
-    groups = [{"params": weights, "pace": 1.0}, {"params": scalars, "pace": 100.0, "weight_decay": 0.0}]
+    head = list(online.value.parameters()) if online.value is not None else []
+    weights = [p for name, p in online.named_parameters() if p.requires_grad and not name.startswith("value.")]
+    groups = [{"params": weights, "pace": 1.0}, {"params": head, "pace": HEAD_PACE, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
         groups, lr=args.learning_rate, betas=args.betas, weight_decay=args.weight_decay, fused=device.type != "mps"
     )
 
-    # Environment.
-    transitions = args.num_envs * args.num_steps * args.accumulation
-    updates = max(1, args.total_timesteps // transitions)
-    env_kwargs = {k: v for k, v in env_kwargs.items() if k == "max_steps"}
-    # Copies of a question stay in step with each other, so they play on after the gold is complete, as evaluation does.
-    envs = gym.make_vec(
-        args.env, num_envs=args.num_envs, dataset=train, observation="ids", reward=args.reward,
-        stop_when_complete=args.copies == 1, **env_kwargs,
-    )  # fmt: skip
-    obs, info = envs.reset(seed=[args.seed + row // args.copies for row in range(args.num_envs)])
-    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
+    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
+    print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
     first_update, best = 0, -1.0
 
     def checkpoint(update: int) -> dict[str, Any]:
@@ -332,17 +356,21 @@ def main(args: Args) -> Path:
             group["lr"] = learning_rate * group["pace"]
         alpha = max(args.alpha_floor, args.alpha * factor) if args.anneal_alpha else args.alpha
         value_alpha = alpha if args.soft_q else 0.0
+        online.alpha.fill_(value_alpha)
+        target.alpha.fill_(value_alpha)
 
         logs = []
         for segment in range(args.accumulation):
             # Play. One forward pass of E_s serves acting and learning: no update comes between them.
-            rollout, embedded, entropy = Rollout(), [], []
+            rollout, embedded, baselines, entropy = Rollout(), [], [], []
             for step in range(args.num_steps):
                 states = states_from(obs, info)
+                mask = online.mask(states, vectors)
                 embedded.append(online.embed_states(states, store))
+                products = online.products(embedded[-1], states, vectors)
+                baselines.append(online.baseline(embedded[-1], products, mask))
                 with torch.no_grad():
-                    mask = torch.from_numpy(retrieval_gym.mdp.action_mask(states, len(train.corpus))).to(device)
-                    q = available(online.values(embedded[-1], states, vectors), mask, args.top_k_actions)
+                    q = available(products + baselines[-1][:, None], mask, args.top_k_actions)
                     played = (
                         update * args.accumulation + segment
                     ) * args.num_steps * args.num_envs + step * args.num_envs
@@ -374,14 +402,14 @@ def main(args: Args) -> Path:
                 places = torch.from_numpy(np.concatenate(rollout.actions)).to(device)
                 positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])
                 picked = online.place(picked, positions.gather(1, places[:, None])[:, 0])
-            products, parts = torch.cat(embedded) * picked, 2 if args.halves else 1
-            q_parts = online.calibrate(products.unflatten(1, (parts, -1)).sum(dim=2).T, parts)
-
-            if args.affine and update == segment == 0:
+            parts = 2 if args.halves else 1
+            q_parts = (torch.cat(embedded) * picked).unflatten(1, (parts, -1)).sum(dim=2).T
+            q_parts = q_parts + torch.cat(baselines) / parts
+            if online.value is not None and update == segment == 0:
                 first_returns = lambda_returns(rewards, dones, torch.zeros_like(rewards), args.gamma, 1.0)
                 gap = first_returns.mean() - q_parts.detach().sum(dim=0).mean()
-                online.offset.data += gap
-                target.offset.data.copy_(online.offset.data)
+                for network in (online, target):
+                    network.value.bias.data.fill_(gap.item())
                 q_parts = q_parts + gap / parts
 
             # Value the states that follow with the target encoders, form the lambda-returns, move Q towards them.
@@ -389,9 +417,8 @@ def main(args: Args) -> Path:
                 following, rows = rollout.successors(states_from(obs, info))
                 next_values = torch.zeros(args.num_steps * args.num_envs, device=device)
                 if len(rows):
-                    mask = torch.from_numpy(retrieval_gym.mdp.action_mask(following, len(train.corpus))).to(device)
                     q = target.values(target.embed_states(following, store), following, target_vectors)
-                    q = available(q, mask, args.top_k_actions)
+                    q = available(q, torch.isfinite(q), args.top_k_actions)
                     next_values[torch.from_numpy(rows).to(device)] = soft_value(q, value_alpha)
                 returns = lambda_returns(rewards, dones, next_values.view_as(rewards), args.gamma, args.lam).flatten()
             loss = q_loss(q_parts, returns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,13 +15,14 @@ from numpy.typing import NDArray
 from retrieval_gym import mdp, metrics, rewards
 from retrieval_gym.ceilings import count_candidates, metric_ceilings
 from retrieval_gym.datasets.base import RetrievalDataset
+from retrieval_gym.files import write_text
 from retrieval_gym.metrics import paired_bootstrap
 from retrieval_gym.retrieval import Chains, Retriever, final_ranking, greedy_chain, single_search, stop_by_threshold
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-__all__ = ["Evaluation", "evaluate", "paired_bootstrap", "sample_questions", "table", "write_atomically"]
+__all__ = ["Evaluation", "evaluate", "paired_bootstrap", "sample_questions", "table"]
 
 CONFIDENCE, SAMPLES, BOOTSTRAP_SEED = 0.95, 10_000, 0
 
@@ -142,7 +142,7 @@ class Evaluation:
 
     def save(self, path: str | Path) -> None:
         """Write ``to_json()`` to a file, whole or not at all."""
-        write_atomically(path, json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield each question's chain as a JSON-able dict: its id, what was picked with which score, gold, found."""
@@ -284,23 +284,6 @@ def _returns(dataset: RetrievalDataset, chains: Chains) -> Floats:
         total += rewards.complete(states, picks, dataset)
         states = mdp.step(states, picks)
     return total
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file, whole or not at all: a reader never sees half of it.
-
-    Raises:
-        FileNotFoundError: when the folder does not exist.
-    """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def table(evaluations: Evaluation | Sequence[Evaluation]) -> str:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset
-from retrieval_gym.evaluation import evaluate, sample_questions, table, write_atomically
+from retrieval_gym.evaluation import evaluate, sample_questions, table
+from retrieval_gym.files import write_text
 from retrieval_gym.retrieval import OracleRetriever, RandomRetriever, rank
 
 
@@ -209,10 +210,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["eval.json"]
     with pytest.raises(FileNotFoundError, match="make it first"):
-        write_atomically(tmp_path / "absent" / "eval.json", "new")
+        write_text(tmp_path / "absent" / "eval.json", "new")
 
 
 def test_records_show_each_chain():

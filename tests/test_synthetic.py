@@ -166,7 +166,7 @@ def test_pools_are_the_corpus_and_are_shuffled(train):
 
 
 def rivalry(data, world):
-    """Of each later gold passage the number of rivals of its type; of each pool its look-alikes and reversed relations."""
+    """Rivals in type of each later gold passage; look-alikes and reversed relations of each pool."""
     entity = {e.name: e for e in world.entities}
     rivals, lookalikes, reversed_ = [], [], []
     for question, pool in zip(data.questions, data.pools, strict=True):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from retrieval_gym.bm25 import QUERIES
 from retrieval_gym.commands.common import parse_env_kwargs
-from retrieval_gym.evaluation import evaluate, table, write_atomically
+from retrieval_gym.evaluation import evaluate, table
+from retrieval_gym.files import write_text
 from retrieval_gym.registration import environment_dataset
 from retrieval_gym.retrieval import RETRIEVERS, make_retriever
 
@@ -85,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
     print(table(evaluations))
     if args.out:
         report = {"environment": args.env, "evaluations": [evaluation.to_json() for evaluation in evaluations]}
-        write_atomically(args.out, json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        write_text(args.out, json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     if args.per_question:
         records = (record for evaluation in evaluations for record in evaluation.records())
         lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in records]
-        write_atomically(args.per_question, "".join(lines))
+        write_text(args.per_question, "".join(lines))
     return 0
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
+
+from retrieval_gym.files import write_atomically
 
 FORMAT = 1
 FORMAT_KEY = "retrieval_gym_checkpoint"
@@ -75,75 +74,6 @@ def load_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") 
             f"of retrieval_gym that wrote it, or {remedy}"
         )
     return payload["state"]
-
-
-def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None], *, keep_previous: bool = False) -> None:
-    """Write a file so that its name always stands for a whole one.
-
-    Args:
-        path: the file.
-        write: writes the content to a binary file.
-        keep_previous: whether to keep the file that stood there as ``{stem}.previous{suffix}``.
-
-    Raises:
-        OSError: when the file cannot be written; it names the path.
-    """
-    path = Path(path)
-    new = path.with_name(f"{path.name}.tmp")
-    with writing(path):
-        try:
-            with open(new, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        if not keep_previous or not path.exists():
-            os.replace(new, path)
-        else:
-            # The old file gets its second name before it loses the first, and the older one goes last of all: should
-            # the old file be damaged, the older one stays until the new one is in place.
-            previous = path.with_name(f"{path.stem}.previous{path.suffix}")
-            old = path.with_name(f"{previous.name}.tmp")
-            old.unlink(missing_ok=True)
-            _link_or_copy(path, old)
-            os.replace(new, path)
-            os.replace(old, previous)
-        _sync_folder(path.parent)
-
-
-@contextmanager
-def writing(path: str | Path) -> Iterator[None]:
-    """Turn an OSError while writing into one that names the path and the remedy.
-
-    Raises:
-        OSError: of the same kind and number, with one line as its message.
-    """
-    try:
-        yield
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}; free some space or choose a folder you can write to"
-        raise OSError(error.errno, message) from error
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
-        with open(target, "rb+") as file:
-            os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _check_plain(value: Any, where: str) -> None:

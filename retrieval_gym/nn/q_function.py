@@ -15,6 +15,7 @@ from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate
+from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
 from retrieval_gym.ranking import Ids, Scores, rank
 
@@ -31,7 +32,8 @@ class QConfig:
         delta: distance between the intervals of relative positions.
         span: range of relative positions inside an interval.
         halves: rotate each half of the vector on its own, so that each half gives a Q of its own.
-        affine: learn a scale and an offset, Q = scale <E_s, E_a> + offset, so that unit vectors can express any value.
+        dueling: Q = v(E_s) + <E_s, E_a> - alpha log sum_a exp(<E_s, E_a> / alpha), with a learned linear v: the inner
+            products say how actions compare, v how good the state is.
     """
 
     positions: Positions = "none"
@@ -41,7 +43,7 @@ class QConfig:
     delta: float = 10.0
     span: float = 9.0
     halves: bool = False
-    affine: bool = False
+    dueling: bool = False
 
 
 class ActionVectors:
@@ -64,6 +66,10 @@ class ActionVectors:
         else:
             self._vectors = torch.from_numpy(np.array(vectors)).to(encoder.device)
 
+    def __len__(self) -> int:
+        """Return the number of passages."""
+        return len(self._known)
+
     def clear(self) -> None:
         """Forget every vector: call it when the weights have changed."""
         self._known[:] = False
@@ -84,15 +90,25 @@ class ActionVectors:
 
 
 class QFunction(nn.Module):
-    """The two encoders of one Q. Give the same encoder twice to share its weights."""
+    """The two encoders of one Q. Give the same encoder twice to share its weights.
+
+    Attributes:
+        value: v of the dueling form, linear in the state's vector, 0 at first; None in the plain form.
+        alpha: temperature of the dueling form's normaliser, a scalar that ``state_dict`` holds.
+    """
 
     def __init__(self, state_encoder: TextEncoder, action_encoder: TextEncoder, config: QConfig) -> None:
         super().__init__()
         self.state_encoder = state_encoder
         self.action_encoder = action_encoder
         self.config = config
-        self.scale = nn.Parameter(torch.ones(()), requires_grad=config.affine)
-        self.offset = nn.Parameter(torch.zeros(()), requires_grad=config.affine)
+        self.value: nn.Linear | None = None
+        if config.dueling:
+            self.value = nn.Linear(state_encoder.dim, 1, device=state_encoder.device)
+            nn.init.zeros_(self.value.weight)
+            nn.init.zeros_(self.value.bias)
+        self.alpha: Tensor
+        self.register_buffer("alpha", torch.zeros((), device=state_encoder.device))
 
     def action_vectors(self, store: TokenStore, cache_dir: str | Path | None = None) -> ActionVectors:
         """Return E_a of a dataset's corpus: of pools when first needed, of a whole corpus at once, with a progress bar.
@@ -145,16 +161,33 @@ class QFunction(nn.Module):
         """E_a(a, i) from E_a(a): rotate by the position, if any."""
         return vectors if positions is None else rotate(vectors, positions, halves=self.config.halves)
 
-    def values(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
-        """Q of every candidate (pools) or every passage (corpora), ``(B, P)``, before any masking."""
+    def products(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
+        """<E_s, E_a> of every candidate (pools) or every passage (corpora), ``(B, P)``, available or not."""
+        positions = self.positions(states)
         if states.pool is None:
-            return self.calibrate(embedded @ vectors.whole().T)
-        placed = self.place(vectors(states.pool), self.positions(states))
-        return self.calibrate(torch.einsum("bd,bpd->bp", embedded, placed))
+            return embedded @ vectors.whole().T
+        return torch.einsum("bd,bpd->bp", embedded, self.place(vectors(states.pool), positions))
 
-    def calibrate(self, products: Tensor, parts: int = 1) -> Tensor:
-        """Q from inner products; of each of ``parts`` the share that they add up to Q with."""
-        return self.scale * products + self.offset / parts
+    def baseline(self, embedded: Tensor, products: Tensor, mask: Tensor) -> Tensor:
+        """What the dueling form adds to the inner products of a state, ``(B,)``; 0 in the plain form.
+
+        Args:
+            embedded: E_s, ``(B, D)``.
+            products: ``(B, P)``.
+            mask: True where the action can be picked, bool ``(B, P)``.
+        """
+        if self.value is None:
+            return torch.zeros_like(products[:, 0])
+        return self.value(embedded)[:, 0] - soft_value(available(products, mask), float(self.alpha))
+
+    def values(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
+        """Q of every candidate (pools) or every passage (corpora), ``(B, P)``; -inf where it cannot be picked."""
+        products, mask = self.products(embedded, states, vectors), self.mask(states, vectors)
+        return available(products + self.baseline(embedded, products, mask)[:, None], mask)
+
+    def mask(self, states: mdp.States, vectors: ActionVectors) -> Tensor:
+        """Say which actions can be picked, bool ``(B, P)``."""
+        return torch.from_numpy(mdp.action_mask(states, len(vectors))).to(self.state_encoder.device)
 
     def store(self, dataset: RetrievalDataset) -> TokenStore:
         """Return the tokens of a dataset, cut and ordered as this Q reads them."""

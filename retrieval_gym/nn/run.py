@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from retrieval_gym.files import write_text, writing
 from retrieval_gym.nn.checkpoint import (
     check_config,
     generator_state,
@@ -26,8 +27,6 @@ from retrieval_gym.nn.checkpoint import (
     save_checkpoint,
     set_generator_state,
     set_rng_state,
-    write_atomically,
-    writing,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class Run:
         directory = _make_unique(Path(root), name)
         with writing(directory):
             (directory / "checkpoints").mkdir()
-        write_atomically(directory / "config.json", lambda file: _write(file, content))
+        write_text(directory / "config.json", content)
         run = cls(directory, json.loads(content))
         run.write_json("versions.json", _versions())
         return run
@@ -300,7 +299,7 @@ class Run:
         """
         path = self.directory / name
         text = _strict_json(content, str(path))
-        write_atomically(path, lambda file: _write(file, text))
+        write_text(path, text)
 
     def close(self) -> None:
         """Finish the progress bar and flush the TensorBoard events."""
@@ -324,10 +323,6 @@ def _make_unique(root: Path, name: str) -> Path:
                 return directory
             except FileExistsError:
                 count += 1
-
-
-def _write(file: Any, text: str) -> None:
-    file.write(text.encode())
 
 
 def _strict_json(content: Any, what: str) -> str:
