@@ -70,12 +70,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # Ours, for two CPU cores and the default encoder.
     "minilm": dict(
-        layers=(0, 2, 5), action_encoder="frozen", autocast=True, num_envs=24, accumulation=1, alpha=0.01,
-        learning_rate=5e-5, warmup_updates=20, total_timesteps=20_000, eval_every=50,
+        layers=(0, 2, 5), action_encoder="frozen", train_embeddings=False, autocast=True, dueling=True, reward="recall",
+        gamma=0.1, alpha=0.05, num_envs=12, accumulation=1, learning_rate=2e-4, warmup_updates=10,
+        total_timesteps=40_000, eval_every=50,
     ),
+    # Two-hop questions and two picks, where every pick counts: minutes on two cores.
     "demo": dict(
-        layers=(0, 2, 5), action_encoder="frozen", autocast=True, num_envs=24, accumulation=1, alpha=0.01,
-        learning_rate=1e-4, warmup_updates=10, total_timesteps=6_000, eval_every=25,
+        env_kwargs=("hops=[2]", "max_steps=2"), layers=(0, 2, 5), action_encoder="frozen", train_embeddings=False,
+        autocast=True, dueling=True, reward="recall", gamma=0.5, alpha=0.05, num_envs=24, num_steps=2, accumulation=1,
+        learning_rate=2e-4, warmup_updates=10, total_timesteps=9_600, eval_every=50,
     ),
 }  # fmt: skip
 
@@ -196,17 +199,20 @@ def check_args(args: Args) -> None:
     for name in ("gamma", "lam", "tau", "epsilon", "final_learning_rate"):
         if not 0 <= getattr(args, name) <= 1:
             raise ValueError(f"{name} is {getattr(args, name)}: it must be from 0 to 1")
-    for name in ("alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps"):
-        if getattr(args, name) < 0:
-            raise ValueError(f"{name} is {getattr(args, name)}: it must not be negative")
+    for name in (
+        "alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps", "max_grad_norm",
+    ):  # fmt: skip
+        if not 0 <= getattr(args, name) < math.inf:
+            raise ValueError(f"{name} is {getattr(args, name)}: it must be finite and not negative")
     if args.anneal_alpha and args.alpha_floor == 0:
         raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
     if not 0 < args.selection_share < 1:
         raise ValueError(f"selection_share is {args.selection_share}: it must lie between 0 and 1")
     if args.num_envs % args.copies:
         raise ValueError(f"num_envs is {args.num_envs}: it must be a multiple of copies, {args.copies}")
-    if args.top_k_actions is not None and args.top_k_actions < 1:
-        raise ValueError(f"top_k_actions is {args.top_k_actions}: keep at least 1 action")
+    for name in ("top_k_actions", "eval_questions"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ValueError(f"{name} is {getattr(args, name)}: keep at least 1, or leave it out for all")
     taken = {"split", "reward", "observation", "stop_when_complete", "allow_unreachable", "render_mode"}
     for key in parse_env_kwargs(args.env_kwargs).keys() & taken:
         raise ValueError(f"--env-kwargs {key}=... is not for training: see --help for what is")
@@ -307,6 +313,7 @@ def main(args: Args) -> Path:
     frozen = args.action_encoder == "frozen"
     if train.pools is None and not frozen:
         raise ValueError(f"{args.env} picks from {len(train.corpus)} passages: pass --action-encoder frozen")
+    online.positions(states_from(obs, info))  # refuses positions over a corpus before the corpus is embedded
     store = online.store(train)
     vectors = online.action_vectors(store, args.embedding_cache)
     target_vectors = vectors if frozen or not args.target_network else target.action_vectors(store)

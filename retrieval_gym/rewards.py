@@ -19,18 +19,26 @@ if TYPE_CHECKING:
 Reward = Callable[[mdp.States, NDArray[np.int64], "RetrievalDataset"], NDArray[np.float64]]
 
 
+def _found(
+    states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Say which gold is found before and after the picks, and which places hold any; each bool ``(B, max_gold)``."""
+    gold = dataset.gold[states.question]
+    before = mdp.found_gold(states, dataset)
+    picked = np.where(picks >= 0, dataset.corpus.canonical[picks], -2)  # -2 equals no gold, nor its padding
+    return before, before | (gold == picked[:, None]), gold >= 0
+
+
 def complete(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
     """Pay 1 at the pick that finds the last missing gold passage, else 0 (Q-RAG, section 3)."""
-    before = mdp.is_complete(states, dataset)
-    after = mdp.is_complete(mdp.step(states, picks), dataset)
-    return (after & ~before).astype(np.float64)
+    before, after, gold = _found(states, picks, dataset)
+    return ((after == gold).all(axis=1) & (before != gold).any(axis=1)).astype(np.float64)
 
 
 def recall(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
     """Pay each new gold passage its share, so that an episode's return is its recall."""
-    before = mdp.found_gold(states, dataset).sum(axis=1)
-    after = mdp.found_gold(mdp.step(states, picks), dataset).sum(axis=1)
-    return (after - before) / (dataset.gold[states.question] >= 0).sum(axis=1)
+    before, after, gold = _found(states, picks, dataset)
+    return (after & ~before).sum(axis=1) / gold.sum(axis=1)
 
 
 def complete_with_length_penalty(

@@ -1,6 +1,7 @@
 """Q once more, slowly: SentenceTransformer's vectors, positions in plain Python, rotations by complex numbers."""
 
 import cmath
+import math
 
 import numpy as np
 import pytest
@@ -56,3 +57,12 @@ def by_hand(reference, dataset, states, row, mode="none", order="pick", halves=F
             vector = np.concatenate([turn(part, at) for part in parts])
         values.append(float(state @ vector))
     return values
+
+
+def dueling_by_hand(products, left, v, alpha):
+    """v plus the logarithm of the policy times alpha, of the actions ``left`` by their place."""
+    best = max(products[place] for place in left)
+    if alpha == 0:
+        return {place: v + products[place] - best for place in left}
+    weights = {place: math.exp((products[place] - best) / alpha) for place in left}
+    return {place: v + alpha * math.log(weight / sum(weights.values())) for place, weight in weights.items()}

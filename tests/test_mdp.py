@@ -132,3 +132,62 @@ def test_other_rewards_by_hand():
 def test_unknown_reward_names_itself():
     with pytest.raises(ValueError, match="unknown reward 'dense'.*complete"):
         rewards.get_reward("dense")
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> mdp.States:
+    """States of few questions with few picks, so that many are equal."""
+    data = make_dataset(draw(st.sampled_from(["pool", "corpus"])))
+    states = first_states(data, draw(st.lists(st.integers(0, 2), min_size=1, max_size=12)))
+    size = len(states)
+    for _ in range(draw(st.integers(0, 3))):
+        states = mdp.step(states, np.array(draw(st.lists(st.sampled_from([-1, 1, 8]), min_size=size, max_size=size))))
+    return states
+
+
+@given(batches())
+def test_distinct_states_against_a_dictionary(states):
+    first, place = states.distinct()
+    keys = [(int(q), tuple(p)) for q, p in zip(states.question, states.picked.tolist(), strict=True)]
+    assert first.dtype == place.dtype == np.int64 and place.shape == (len(states),)
+    assert len(first) == len(set(keys)) and {keys[row] for row in first} == set(keys)
+    assert [keys[row] for row in first[place]] == keys
+    assert first.tolist() == [keys.index(keys[row]) for row in first]
+
+
+def test_distinct_states_by_hand():
+    """The order of the picks tells states apart; the steps that an invalid action used up do not."""
+    data = make_dataset()
+    states = first_states(data, [1, 1, 1, 0, 1])
+    for picks in ([0, 0, 2, 0, -1], [2, 2, 0, -1, 0], [-1, -1, -1, -1, 2]):
+        states = mdp.step(states, np.array(picks))
+    first, place = states.distinct()
+    assert sorted(first.tolist()) == [0, 2, 3]
+    assert place[0] == place[1] == place[4] and len({place[0], place[2], place[3]}) == 3
+    nothing = states[[]].distinct()
+    assert [len(part) for part in nothing] == [0, 0]
+
+
+@pytest.mark.parametrize("form", ["pool", "corpus"])
+def test_concatenated_states_are_the_rows_in_order(form):
+    data = make_dataset(form)
+    whole = first_states(data, [3, 0, 1, 4])
+    whole = mdp.step(whole, np.array([6, 7, -1, 2]))
+    joined = mdp.concatenate([whole[:1], whole[1:1], whole[1:3], whole[[3, 0]]])
+    rows = [0, 1, 2, 3, 0]
+    for name in ("question", "picked", "steps_left"):
+        found = getattr(joined, name)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, getattr(whole, name)[rows])
+    if form == "corpus":
+        assert joined.pool is None
+    else:
+        np.testing.assert_array_equal(joined.pool, whole.pool[rows])
+    np.testing.assert_array_equal(mdp.action_mask(joined, 10), mdp.action_mask(whole, 10)[rows])
+
+
+@pytest.mark.parametrize("form", ["pool", "corpus"])
+def test_states_of_different_budgets_or_pools_do_not_concatenate(form):
+    data = make_dataset(form)
+    with pytest.raises(ValueError, match="dimension"):
+        mdp.concatenate([first_states(data, [0], 4), first_states(data, [0], 3)])

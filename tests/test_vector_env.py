@@ -303,6 +303,29 @@ def go_on(envs, rng, steps: int, ended) -> list:
     return returned
 
 
+@pytest.mark.parametrize("form", ["pool", "corpus", "pools made anew"])
+def test_rows_with_one_seed_play_the_same_questions_in_step_whatever_they_pick(form):
+    """Without stopping on gold every episode takes the whole budget, so equal generators draw at the same time."""
+    dataset = make_dataset("corpus" if form == "corpus" else "pool")
+    if form == "pools made anew":
+        dataset = Reshuffled("reshuffled", "train", dataset.corpus, dataset.questions, dataset.pools)
+    envs = ChainRetrievalVectorEnv(6, dataset, stop_when_complete=False)
+    rng, questions, apart = np.random.default_rng(0), [], 0
+    envs.reset(seed=[5, 5, 5, 6, 6, 6])
+    for t in range(60):
+        states = envs.states
+        assert np.unique(states.steps_left).tolist() == [4 - t % 4]
+        groups = states.question.reshape(2, 3)
+        assert (groups == groups[:, :1]).all()
+        if states.pool is not None:
+            pools = states.pool.reshape(2, 3, -1)
+            assert (pools == pools[:, :1]).all()
+        questions.append(groups[:, 0].tolist())
+        apart += (states.picked[0] != states.picked[1]).any()
+        envs.step(rng.integers(0, envs.single_action_space.n, 6))
+    assert apart > 20 and any(a != b for a, b in questions) and len({a for a, _ in questions}) > 2
+
+
 @pytest.mark.parametrize("through_json", [False, True], ids=["as is", "through JSON"])
 @pytest.mark.parametrize("form", ["pool", "corpus", "pools made anew"])
 @pytest.mark.parametrize("observation", ["text", "ids"])
