@@ -19,7 +19,7 @@ import copy
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,6 +124,10 @@ class Args:
     """bfloat16 autocast in the encoders"""
     positions: Literal["none", "absolute", "relative"] = "none"
     """how the passage's place in its document enters E_a (pools only)"""
+    delta: float = 10.0
+    """relative positions: distance between two intervals"""
+    span: float = 9.0
+    """relative positions: range inside an interval"""
     order: Literal["pick", "document"] = "pick"
     """order of the passages in the state text"""
     question_tokens: int = 64
@@ -230,10 +234,7 @@ def make_q(args: Args, device: torch.device) -> QFunction:
     encoders = [
         TextEncoder.load(args.encoder, device=device, layers=args.layers, autocast=args.autocast) for _ in range(2)
     ]
-    config = QConfig(
-        positions=args.positions, order=args.order, question_tokens=args.question_tokens,
-        passage_tokens=args.passage_tokens, halves=args.halves, dueling=args.dueling,
-    )  # fmt: skip
+    config = QConfig(**{field.name: getattr(args, field.name) for field in fields(QConfig)})
     q = QFunction(*encoders, config).eval()
     q.action_encoder.requires_grad_(args.action_encoder == "train")
     if not args.train_embeddings:

@@ -127,8 +127,8 @@ def make_retriever(
     """Return a retriever by name.
 
     Args:
-        name: ``"random"``, ``"bm25"``, ``"oracle"``, ``"dense"``, or ``"package.module:factory"``, called with the
-            dataset.
+        name: ``"random"``, ``"bm25"``, ``"oracle"``, ``"dense"``, ``"run:FOLDER"`` (the folder of a finished run of
+            ``agents/pqn.py``), or ``"package.module:factory"``, called with the dataset.
         dataset: what is asked and picked.
         seed: of the random retriever.
         query: of BM25: ``"state"`` or ``"question"``.
@@ -157,6 +157,11 @@ def make_retriever(
         name_or_path = DEFAULT_MODEL if encoder is None else str(encoder)
         model = TextEncoder.load(name_or_path, device=resolve_device(device), layers=layers)
         return DenseRetriever(dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir)
+    if name.startswith("run:"):
+        from retrieval_gym.nn.q_function import QRetriever, load_q
+        from retrieval_gym.nn.run import resolve_device
+
+        return QRetriever(load_q(name.removeprefix("run:"), resolve_device(device)), dataset, cache_dir)
     retriever = _import_factory(name)(dataset)
     if not callable(getattr(retriever, "search", None)):
         raise ValueError(f"{name} returned {type(retriever).__name__}, which has no method search(states, k)")
@@ -166,7 +171,9 @@ def make_retriever(
 def _import_factory(name: str) -> Callable[[RetrievalDataset], Any]:
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"unknown retriever {name!r}: choose one of {', '.join(RETRIEVERS)} or package.module:factory")
+        raise ValueError(
+            f"unknown retriever {name!r}: choose one of {', '.join(RETRIEVERS)}, run:FOLDER or package.module:factory"
+        )
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:

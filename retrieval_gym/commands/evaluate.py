@@ -14,6 +14,7 @@ from retrieval_gym.files import write_text
 from retrieval_gym.registration import environment_dataset
 from retrieval_gym.retrieval import RETRIEVERS, make_retriever
 
+RUN_OPTIONS = ("device", "cache_dir")
 DENSE_ONLY = ("encoder", "device", "layers", "max_passage_tokens", "cache_dir")
 
 
@@ -33,7 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         nargs="+",
         required=True,
         metavar="NAME",
-        help=f"{', '.join(RETRIEVERS)} or package.module:factory, a function that takes the dataset; one or several",
+        help=f"{', '.join(RETRIEVERS)}, run:FOLDER (a finished run), or package.module:factory, a function that takes "
+        "the dataset; one or several",
     )
     add("--single", action="store_true", help="also score one search with the question alone, per retriever")
     add("--steps", type=int, help="picks a question (default: the environment's max_steps)")
@@ -64,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     evaluations = []
     for name in args.retriever:
         options = dense if name == "dense" else {}
+        if name.startswith("run:"):
+            options = {key: dense[key] for key in RUN_OPTIONS if key in dense}
         if name == "bm25" and args.query is not None:
             options = {"query": args.query}
         retriever = make_retriever(name, dataset, seed=args.seed, **options)
@@ -101,7 +105,8 @@ def _check(args: argparse.Namespace) -> None:
         ValueError: for an option of a retriever that is not asked for, or a retriever named twice.
         FileNotFoundError: when the folder of an output file does not exist.
     """
-    given = [name for name in DENSE_ONLY if getattr(args, name) is not None]
+    runs = any(name.startswith("run:") for name in args.retriever)
+    given = [name for name in DENSE_ONLY if getattr(args, name) is not None and not (runs and name in RUN_OPTIONS)]
     if given and "dense" not in args.retriever:
         raise ValueError(f"--{given[0].replace('_', '-')} is for the retriever dense, which is not asked for")
     if args.query is not None and "bm25" not in args.retriever:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate
+from retrieval_gym.nn.run import Run
 from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
 from retrieval_gym.ranking import Ids, Scores, rank
@@ -198,6 +199,33 @@ class QFunction(nn.Module):
             passage_tokens=self.config.passage_tokens,
             order=self.config.order,
         )
+
+
+def load_q(directory: str | Path, device: str | torch.device = "cpu") -> QFunction:
+    """Load the Q of a finished run, as its report scored it.
+
+    Args:
+        directory: a run folder of ``agents/pqn.py``.
+        device: where it runs.
+
+    Raises:
+        FileNotFoundError: when there is no such folder, or the run has not finished.
+        ValueError: when the folder is not that of such a run.
+    """
+    run = Run.open(directory)
+    names = [field.name for field in fields(QConfig)]
+    missing = [name for name in (*names, "autocast") if name not in run.config]
+    if missing:
+        raise ValueError(f"{directory} is no run of pqn.py: its configuration has no {missing[0]!r}")
+    encoders = []
+    for name in ("state_encoder", "action_encoder"):
+        if not (run.directory / name).is_dir():
+            raise FileNotFoundError(f"{run.directory} has no {name}: finish the run first, with --resume")
+        path = run.directory / name
+        encoders.append(TextEncoder.load(path, device=device, autocast=run.config["autocast"]))
+    q = QFunction(encoders[0], encoders[1], QConfig(**{name: run.config[name] for name in names}))
+    q.load_state_dict(run.load("best", map_location=device)["q"], strict=False)
+    return q.eval()
 
 
 class QRetriever:
