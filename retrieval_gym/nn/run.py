@@ -74,8 +74,8 @@ def keep_freed_memory() -> None:
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # names of malloc.h
-    libc.mallopt(mmap_max, 0)
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # names of malloc.h
+    libc.mallopt(mmap_threshold, 2**25)  # the largest that glibc takes
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(top_pad, 2**26)
 
