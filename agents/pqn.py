@@ -259,6 +259,17 @@ def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
     return environment_dataset(env_id, split, **parse_env_kwargs(options.split("&") if options else []))
 
 
+def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalDataset) -> None:
+    """Raise ValueError when questions that are trained on would be reported."""
+    known = {(question.id, question.text) for question in trained.questions}
+    shared = [question for question in reported.questions if (question.id, question.text) in known]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} of the {len(reported)} questions reported for {spec} are trained on, {shared[0].id!r} say: "
+            "give the splits files of their own, or report another environment with --eval-envs"
+        )
+
+
 def trained_state(q: QFunction, frozen: bool) -> dict[str, torch.Tensor]:
     """The weights that training changes; a frozen action encoder comes from its own source again."""
     return {k: v for k, v in q.state_dict().items() if not (frozen and k.startswith("action_encoder."))}
@@ -272,6 +283,11 @@ def parse_args() -> Args:
     early, _ = parser.parse_known_args()
     if early.resume:
         saved = Run.open(early.resume).config
+        unknown = sorted(saved.keys() ^ {field.name for field in fields(Args)})
+        if unknown:
+            raise ValueError(
+                f"{early.resume} was written by another version: {unknown[0]!r} is not in both; start anew"
+            )
         default = Args(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
         args = tyro.cli(Args, default=replace(default, resume=early.resume))
         check_config(saved, {**asdict(args), "resume": None})
@@ -297,6 +313,9 @@ def main(args: Args) -> Path:
     selection, train = dataset.select(order[:held_out]), dataset.select(order[held_out:])
     trained_env = "?".join([args.env, "&".join(args.env_kwargs)]) if args.env_kwargs else args.env
     reported = {spec: load_reported(spec, args.eval_split) for spec in args.eval_envs or (trained_env,)}
+
+    for spec, (reported_dataset, _) in reported.items():
+        refuse_overlap(dataset, spec, reported_dataset)
 
     # Environment. Copies of a question stay in step with each other, so they play on after the gold is complete.
     envs = gym.make_vec(
@@ -326,6 +345,7 @@ def main(args: Args) -> Path:
     )
 
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
+    run.lock()
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
     first_update, best = 0, -1.0
 

@@ -219,6 +219,9 @@ def evaluate(
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}: give at least one rank, each from 1")
+    mdp.check_max_steps(steps, "steps")
+    if threshold is not None and not np.isfinite(threshold):
+        raise ValueError(f"threshold is {threshold}: give a finite number, or None to spend the whole budget")
     if questions is not None and limit is not None:
         raise ValueError("questions and limit are both given: choose one")
     sampled = limit is not None and limit < len(dataset)

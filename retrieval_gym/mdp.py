@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+# A state holds one slot a step, and a step past the last candidate picks nothing. The bound does not depend on the
+# pool, as a step too many is legal, but keeps a slip of the keyboard from asking for gigabytes.
+MAX_STEPS = 1_000
+
 
 @dataclass(frozen=True)
 class States:
@@ -69,6 +73,18 @@ def concatenate(parts: Sequence[States]) -> States:
         np.concatenate([part.picked for part in parts]),
         np.concatenate([part.steps_left for part in parts]),
     )
+
+
+def check_max_steps(max_steps: object, name: str = "max_steps") -> int:
+    """Return a budget of steps as an int.
+
+    Raises:
+        ValueError: when it is no whole number from 1 to ``MAX_STEPS``; the message calls it ``name``.
+    """
+    whole = isinstance(max_steps, (int, np.integer)) and not isinstance(max_steps, bool)
+    if not whole or not 1 <= max_steps <= MAX_STEPS:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a whole number from 1 to {MAX_STEPS}, got {max_steps!r}")
+    return int(max_steps)  # type: ignore[call-overload]
 
 
 def initial_states(questions: Ids, pool: Ids | None, max_steps: int) -> States:

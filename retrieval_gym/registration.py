@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset, load_dataset
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
@@ -44,14 +45,15 @@ def environment_dataset(env_id: str, split: str = "train", **kwargs: Any) -> tup
         The dataset and the number of steps of an episode.
 
     Raises:
-        ValueError: when the id is unknown or not one of this package, or the dataset cannot be loaded.
+        ValueError: when the id is unknown or not one of this package, ``max_steps`` is out of range, or the dataset
+            cannot be loaded.
         FileNotFoundError: when the data are nowhere.
     """
     env_id = env_id.removeprefix("retrieval_gym:")
     if env_id not in ENVIRONMENTS:
         raise ValueError(f"unknown environment id {env_id!r}: choose one of {', '.join(ENVIRONMENTS)}")
     merged = {**ENVIRONMENTS[env_id], **kwargs}
-    max_steps = merged["max_steps"]
+    max_steps = mdp.check_max_steps(merged["max_steps"])
     options = {key: value for key, value in merged.items() if key not in ENVIRONMENT_KWARGS}
     if "dataset" not in options:
         raise ValueError(f"{env_id} needs a dataset: pass dataset='musique+2wiki', say")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from retrieval_gym import __version__
 from retrieval_gym.cli import main
 
 ENV = "ChainRetrieval-Custom-v0"
@@ -116,7 +117,7 @@ def test_a_factory_in_the_working_directory_is_found(folder, tmp_path):
     ("arguments", "message"),
     [
         (["--retriever", "tfidf"], "unknown retriever 'tfidf'"),
-        (["--retriever", "random", "--steps", "0"], "0 steps"),
+        (["--retriever", "random", "--steps", "0"], "steps must be a whole number from 1 to 1000, got 0"),
         (["--retriever", "random", "--limit", "0"], "limit is 0"),
         (["--retriever", "random", "--ks", "0"], "ks is [0]"),
         (["--retriever", "random", "--split", "validation"], "unknown split 'validation'"),
@@ -124,13 +125,104 @@ def test_a_factory_in_the_working_directory_is_found(folder, tmp_path):
         (["--retriever", "random", "--layers", "0", "2"], "--layers is for the retriever dense"),
         (["--retriever", "random", "--max-passage-tokens", "9"], "--max-passage-tokens is for the retriever dense"),
         (["--retriever", "random", "--query", "state"], "--query is for the retriever bm25"),
+        (["--retriever", "random", "--steps", "1000000000"], "steps must be a whole number from 1 to 1000"),
+        (["--retriever", "random", "--threshold", "nan"], "threshold is nan"),
+        (["--retriever", "random", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--retriever", "random", "--ks", "1000000000000"], "Unable to allocate"),
+        (["--retriever", "dense", "--max-passage-tokens", "0"], "--max-passage-tokens must be at least 1, got 0"),
+        (["--retriever", "json:dumps"], "retriever 'json:dumps' cannot be made from a dataset"),
         (["--retriever", "random", "--out", "absent/eval.json"], "there is no folder absent"),
+        (["--retriever", "random", "--out", ""], "--out '' is not the name of a file"),
+        (["--retriever", "random", "--out", "own.json/"], "--out 'own.json/' is not the name of a file"),
+        (["--retriever", "random", "--per-question", "."], "--per-question '.' is not the name of a file"),
+        (["--retriever", "random", "--out", "a.json", "--per-question", "a.json"], "give each a file of its own"),
     ],
 )
 def test_bad_input_prints_one_line_and_returns_2(folder, capsys, arguments, message):
     assert call(folder, *arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and message in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("reward=bogus", "reward=bogus would change nothing"),
+        ("stop_when_complete=bogus", "stop_when_complete=bogus would change nothing"),
+        ("split=dev", "use --split dev"),
+        ("env_id=x", "'env_id' is no environment argument"),
+        ("max_steps=1000000000", "max_steps must be a whole number from 1 to 1000, got 1000000000"),
+        ("max_steps=0", "got 0"),
+        ("max_steps=abc", "got 'abc'"),
+        ("max_steps=null", "got None"),
+        ("max_steps=2.5", "got 2.5"),
+        ("max_steps=true", "got True"),
+        ("dataset=5", "unknown dataset '5'"),
+        ("path=123", "path='123'"),
+        ("seed=abc", "seed='abc': give a whole number"),
+        ("seed=1.5", "seed=1.5: give a whole number"),
+        ("num_questions=2.5", "num_questions=2.5: give a whole number"),
+        ("pool_size=x", "pool_size='x': give a whole number"),
+        ("wording=" + 90_000 // 2 * "[", "give a whole number"),
+        ("hops=5", "hops=5: choose some of"),
+        ("hops=[2.0]", "hops=[2.0]: choose some of"),
+    ],
+)
+def test_environment_arguments_that_mean_nothing_are_refused(capsys, pair, message):
+    arguments = ["evaluate", "--env", "ChainRetrieval-Synthetic-v0", "--retriever", "random", "--env-kwargs", pair]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and message in captured.err and captured.err.count("\n") == 1
+
+
+def test_play_refuses_a_budget_beyond_reason_and_a_negative_seed(capsys, monkeypatch):
+    play = ["play", "ChainRetrieval-Synthetic-v0"]
+    assert main([*play, "--env-kwargs", "max_steps=1000000000", "num_questions=3"]) == 2
+    assert "from 1 to 1000, got 1000000000" in capsys.readouterr().err
+    assert main([*play, "--seed", "-1"]) == 2
+    assert "--seed must be at least 0, got -1" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(play) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_named_in_one_line(folder, capsys, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(folder / "corpus.jsonl"))
+
+    monkeypatch.setattr("retrieval_gym.datasets.jsonl.read_jsonl", refuse)
+    assert call(folder, "--retriever", "random") == 2
+    captured = capsys.readouterr()
+    assert "Permission denied" in captured.err and "corpus.jsonl" in captured.err and captured.err.count("\n") == 1
+
+
+def test_json_nested_too_deeply_is_named(folder, capsys):
+    (folder / "corpus.jsonl").write_text('{"id": ' + 200_000 * "[" + "\n")
+    assert call(folder, "--retriever", "random") == 2
+    assert "corpus.jsonl, line 1: nested too deeply" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize(
+    "arguments",
+    [["datasets"], ["play", "ChainRetrieval-Synthetic-v0", "--agent", "random", "--env-kwargs", "num_questions=3"]],
+)
+def test_output_that_nobody_takes_leaves_no_traceback(arguments):
+    command = [sys.executable, "-m", "retrieval_gym.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and "No space left" in done.stderr and done.stderr.count("\n") == 1
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"retrieval_gym {__version__}\n"
 
 
 def test_an_unknown_environment_is_named(capsys):

@@ -308,12 +308,12 @@ def test_joined_datasets_and_several_reports(pqn, args, monkeypatch):
     given = args(
         env="ChainRetrieval-v0",
         env_kwargs=("dataset=musique+hotpotqa",),
-        eval_envs=("ChainRetrieval-HotpotQA-v0", "ChainRetrieval-Synthetic-v0?num_questions=5"),
+        eval_envs=("ChainRetrieval-2Wiki-v0?max_steps=3", "ChainRetrieval-Synthetic-v0?num_questions=5"),
         eval_questions=4,
     )
     _, _, _, report = check_run_folder(pqn.main(given), given)
     assert list(report) == list(given.eval_envs)
-    assert [entry["trained"]["protocol"]["steps"] for entry in report.values()] == [2, 4]
+    assert [entry["trained"]["protocol"]["steps"] for entry in report.values()] == [3, 4]
 
 
 # What the loss is made of
@@ -329,7 +329,8 @@ def small_folder(tmp_path):
         {"id": q.id, "question": q.text, "gold_ids": [str(g) for g in q.gold], "pool_ids": [str(i) for i in pool]}
         for q, pool in zip(QUESTIONS, POOLS, strict=True)
     ]
-    for name, rows in (("corpus", passages), ("questions", questions)):
+    held_out = [{**question, "id": f"dev-{question['id']}"} for question in questions]
+    for name, rows in (("corpus", passages), ("questions_train", questions), ("questions_dev", held_out)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -776,3 +777,20 @@ def test_a_learning_rate_that_blows_up_the_weights_ends_in_one_line_and_keeps_fi
     (folder,) = Path(given.runs).iterdir()
     last = read_checkpoint(folder)
     assert last["update"] == 0 and all(torch.isfinite(v).all() for v in last["q"].values())
+
+
+def test_questions_that_are_trained_on_are_not_reported(pqn):
+    reported, _ = pqn.load_reported(REPORTED, "dev")
+    pqn.refuse_overlap(pqn.load_reported(REPORTED, "train")[0], REPORTED, reported)
+    with pytest.raises(ValueError, match=r"24 of the 24 questions .* are trained on.*--eval-envs"):
+        pqn.refuse_overlap(reported, REPORTED, reported)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of files are POSIX")
+def test_a_run_has_one_writer(pqn, args):
+    from retrieval_gym.nn.run import Run
+
+    first = Run.open(pqn.main(args()))
+    first.lock()
+    with pytest.raises(ValueError, match="another process"):
+        Run.open(first.directory).lock()

@@ -8,12 +8,18 @@ from typing import Any
 
 from retrieval_gym.registration import ENVIRONMENTS
 
+TEXT_KEYS = frozenset({"dataset", "path", "corpus", "revision"})  # a folder may be called 123
+RESERVED_KEYS = frozenset({"id", "env_id", "name"})  # parameters of the functions that take the environment arguments
+
 
 def parse_env_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
     """Read ``key=value`` pairs; a value is JSON where it parses as such (``4``, ``true``, ``null``), else text.
 
+    The values of ``dataset``, ``path``, ``corpus`` and ``revision`` are text or ``null``, whatever they look like.
+
     Raises:
-        ValueError: when a pair has no ``=``, its key is no Python name, or a key occurs twice.
+        ValueError: when a pair has no ``=``, its key is no Python name or no environment argument, or a key occurs
+            twice.
     """
     kwargs: dict[str, Any] = {}
     for pair in pairs:
@@ -22,10 +28,13 @@ def parse_env_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"environment argument {pair!r} is not of the form key=value, such as max_steps=3")
         if key in kwargs:
             raise ValueError(f"environment argument {key!r} is given twice: {kwargs[key]!r} and {text!r}")
+        if key in RESERVED_KEYS:
+            raise ValueError(f"{key!r} is no environment argument: leave {pair!r:.80} out")
         try:
-            kwargs[key] = json.loads(text)
-        except json.JSONDecodeError:
-            kwargs[key] = text
+            value = json.loads(text)
+        except (json.JSONDecodeError, RecursionError):
+            value = text
+        kwargs[key] = text if key in TEXT_KEYS and not isinstance(value, str | None) else value
     return kwargs
 
 

@@ -109,10 +109,10 @@ def _sizes(name: str, split: str, place: str) -> tuple[int, int, int] | None:
 
 
 def _load(name: str, split: str, form: str) -> RetrievalDataset | None:
-    """Return a split; None, with a line on stderr, when it is malformed or has no labels."""
+    """Return a split; None, with a line on stderr, when it is malformed, has no labels or cannot be read."""
     try:
         return load_dataset(name, split, form=form)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"retrieval_gym: {name} {split} ({form}) does not load: {error}", file=sys.stderr)
         return None
 

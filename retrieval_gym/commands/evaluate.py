@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from retrieval_gym.bm25 import QUERIES
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import evaluate, table
 from retrieval_gym.files import write_text
-from retrieval_gym.registration import environment_dataset
+from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 from retrieval_gym.retrieval import RETRIEVERS, make_retriever
 
 RUN_OPTIONS = ("device", "cache_dir")
@@ -61,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     # A factory of the user's own is looked up in the working directory too, as `python -m` would.
     if any(":" in name for name in args.retriever) and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    dataset, max_steps = environment_dataset(args.env, args.split, **parse_env_kwargs(args.env_kwargs))
+    env_kwargs = parse_env_kwargs(args.env_kwargs)
+    _check_env_kwargs(env_kwargs)
+    dataset, max_steps = environment_dataset(args.env, args.split, **env_kwargs)
     dense = {name: getattr(args, name) for name in DENSE_ONLY if getattr(args, name) is not None}
     evaluations = []
     for name in args.retriever:
@@ -70,7 +74,10 @@ def run(args: argparse.Namespace) -> int:
             options = {key: dense[key] for key in RUN_OPTIONS if key in dense}
         if name == "bm25" and args.query is not None:
             options = {"query": args.query}
-        retriever = make_retriever(name, dataset, seed=args.seed, **options)
+        try:
+            retriever = make_retriever(name, dataset, seed=args.seed, **options)
+        except TypeError as error:
+            raise ValueError(f"retriever {name!r} cannot be made from a dataset: {error}") from error
         for single in (False, True) if args.single else (False,):
             evaluations.append(
                 evaluate(
@@ -88,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
             )
     print(f"environment: {args.env}")
     print(table(evaluations))
-    if args.out:
+    if args.out is not None:
         report = {"environment": args.env, "evaluations": [evaluation.to_json() for evaluation in evaluations]}
         write_text(args.out, json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-    if args.per_question:
+    if args.per_question is not None:
         records = (record for evaluation in evaluations for record in evaluation.records())
         lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in records]
         write_text(args.per_question, "".join(lines))
@@ -102,8 +109,10 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse, before any work, options that would do nothing and files that could not be written.
 
     Raises:
-        ValueError: for an option of a retriever that is not asked for, or a retriever named twice.
+        ValueError: for an option of a retriever that is not asked for, a retriever named twice, a number out of range,
+            or an output that is no name of a file.
         FileNotFoundError: when the folder of an output file does not exist.
+        PermissionError: when it cannot be written to.
     """
     runs = any(name.startswith("run:") for name in args.retriever)
     given = [name for name in DENSE_ONLY if getattr(args, name) is not None and not (runs and name in RUN_OPTIONS)]
@@ -113,6 +122,37 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--query is for the retriever bm25, which is not asked for")
     if len(set(args.retriever)) < len(args.retriever):
         raise ValueError(f"retrievers {args.retriever}: name each once")
-    for path in (args.out, args.per_question):
-        if path and not Path(path).parent.is_dir():
-            raise FileNotFoundError(f"cannot write {path}: there is no folder {Path(path).parent}; make it first")
+    if args.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    if args.max_passage_tokens is not None and args.max_passage_tokens < 1:
+        raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
+    outputs = {"--out": args.out, "--per-question": args.per_question}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        if not Path(path).name or path.endswith(("/", os.sep)) or Path(path).is_dir():
+            raise ValueError(f"{flag} {path!r} is not the name of a file: give one, such as eval.json")
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"cannot write {path}: there is no folder {folder}; make it first")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"cannot write {path}: {folder} is read-only for you; choose another folder")
+    if args.out is not None and args.per_question is not None and Path(args.out) == Path(args.per_question):
+        raise ValueError(f"--out and --per-question are both {args.out}: give each a file of its own")
+
+
+def _check_env_kwargs(kwargs: dict[str, Any]) -> None:
+    """Refuse environment arguments that mean nothing to the scorer.
+
+    Raises:
+        ValueError: for ``split``, which has its own flag, and for what changes rewards, observations or the end of an
+            episode.
+    """
+    if "split" in kwargs:
+        raise ValueError(f"--env-kwargs cannot set 'split': use --split {kwargs['split']}")
+    unused = sorted(kwargs.keys() & ENVIRONMENT_KWARGS - {"max_steps"})
+    if unused:
+        raise ValueError(
+            f"--env-kwargs {unused[0]}={kwargs[unused[0]]} would change nothing: chains are scored by their picks and "
+            "spend their whole budget; leave it out"
+        )

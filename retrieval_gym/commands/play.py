@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -37,6 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Play the episodes; return 0, also when the player leaves early."""
     if args.episodes < 1:
         raise ValueError(f"--episodes must be at least 1, got {args.episodes}")
+    if args.seed is not None and args.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    if args.agent is None and sys.stdin is None:
+        raise ValueError(f"standard input is closed, so you cannot play: add --agent {AGENTS[0]}, say")
     env_id, kwargs = check_env_id(args.id), parse_env_kwargs(args.env_kwargs)
     if "dataset" not in {**ENVIRONMENTS[env_id], **kwargs}:
         raise ValueError(f"{env_id} needs a dataset: add --env-kwargs dataset=synthetic, say")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -41,6 +42,10 @@ def load_dataset(name: str, split: str = "train", path: str | Path | None = None
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    if not isinstance(name, str):
+        raise ValueError(f"dataset is {name!r}: give its name, one of {', '.join(LOADERS)}")
+    if not isinstance(path, str | os.PathLike | None):
+        raise ValueError(f"path is {path!r}: give the name of a file or folder")
     names = name.split("+")
     for part in names:
         if part not in LOADERS:

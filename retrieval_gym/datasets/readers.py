@@ -166,6 +166,8 @@ def _parse(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"{where}: not JSON ({error.msg} at {place}column {error.colno}): {text[:60]!r}") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}: nested too deeply to read: {text[:60]!r}") from error
 
 
 def _object(value: Any, where: str) -> Record:

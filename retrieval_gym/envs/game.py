@@ -99,13 +99,11 @@ class Game:
         allow_unreachable: bool,
         dataset_options: Mapping[str, Any],
     ) -> None:
-        if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
-            raise ValueError(f"max_steps must be a whole number of at least 1, got {max_steps!r}")
+        self.max_steps = mdp.check_max_steps(max_steps)
         if observation not in OBSERVATIONS:
             raise ValueError(f"unknown observation {observation!r}: choose one of {', '.join(OBSERVATIONS)}")
         self._reward = get_reward(reward)
         self.dataset = _resolve_dataset(dataset, split, path, dataset_options)
-        self.max_steps = int(max_steps)
         self.stop_when_complete = bool(stop_when_complete)
         self._num_gold = (self.dataset.gold >= 0).sum(axis=1)
         if not allow_unreachable:

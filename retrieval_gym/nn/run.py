@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -134,6 +134,7 @@ class Run:
         self._writer: SummaryWriter | None = None
         self._bar: tqdm | None = None
         self._last_line = -math.inf
+        self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls, root: str | Path, env: str, agent: str, seed: int, config: Mapping[str, Any]) -> Run:
@@ -188,6 +189,23 @@ class Run:
         if run._metrics_path.exists():
             run._metrics_bytes = run._metrics_path.stat().st_size
         return run
+
+    def lock(self) -> None:
+        """Keep other processes from writing to this run until this one ends, where the system can.
+
+        Raises:
+            ValueError: when another process writes to it.
+        """
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        with writing(self.directory):
+            self._lock = open(self.directory / ".lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{self.directory} is being written by another process: wait for it, or end it") from error
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Write scalars to TensorBoard and as one line ``{"step": ..., name: value, ...}`` of ``metrics.jsonl``.
@@ -302,13 +320,16 @@ class Run:
         write_text(path, text)
 
     def close(self) -> None:
-        """Finish the progress bar and flush the TensorBoard events."""
+        """Finish the progress bar, flush the TensorBoard events and let go of the lock."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
         if self._writer is not None:
             with writing(self.directory):
                 self._writer.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 def _make_unique(root: Path, name: str) -> Path:

@@ -70,9 +70,20 @@ def load_synthetic(
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     if form not in FORMS:
         raise ValueError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
-    lengths = sorted(set(hops))
-    if not lengths or not set(lengths) <= set(HOPS):
-        raise ValueError(f"hops={tuple(lengths)}: choose some of {HOPS}")
+    for name, value in (
+        ("seed", seed),
+        ("pool_size", pool_size),
+        ("hard_distractors", hard_distractors),
+        ("num_questions", 1 if num_questions is None else num_questions),
+        ("corpus_size", corpus_size),
+        ("wording", wording),
+    ):
+        if not _is_whole(value):
+            raise ValueError(f"{name}={value!r}: give a whole number")
+    chosen = list(hops) if isinstance(hops, Iterable) else [hops]
+    if not chosen or not all(_is_whole(length) and length in HOPS for length in chosen):
+        raise ValueError(f"hops={hops!r}: choose some of {HOPS} as a list, such as [2, 3]")
+    lengths = sorted(set(chosen))
     count = NUM_QUESTIONS[split] if num_questions is None else num_questions
     if count < 1:
         raise ValueError(f"num_questions={count}: ask for at least 1")
@@ -111,6 +122,10 @@ def load_synthetic(
         source=f"generated: seed {seed}, {size} entities",
         licence="MIT",
     )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _draw_plans(world: World, lengths: list[int], count: int, wording: int, draws: Draws) -> list[Plan]:
