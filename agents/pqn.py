@@ -134,6 +134,8 @@ class Args:
     """longest question"""
     passage_tokens: int = 110
     """longest passage (paper: MuSiQue 110, HotpotQA 220, BabiLong and RULER 64)"""
+    scale: float = 1.0
+    """Q is this many times the inner product (ours)"""
     halves: bool = False
     """two Q functions, one a half of the vector, each regressed on the return (released code)"""
     dueling: bool = False

@@ -120,15 +120,13 @@ def action_ids(states: States, actions: Ids) -> Ids:
 
 def action_mask(states: States, num_passages: int) -> Bools:
     """Say which actions pick something: bool ``(B, P)`` for pools, ``(B, num_passages)`` for the whole corpus."""
-    rows, columns = np.nonzero(states.picked >= 0)
-    ids = states.picked[rows, columns]
     if states.pool is None:
+        rows, columns = np.nonzero(states.picked >= 0)
         mask = np.ones((len(states), num_passages), bool)
-        mask[rows, ids] = False
+        mask[rows, states.picked[rows, columns]] = False
         return mask
     mask = states.pool >= 0
-    for column in range(states.picked.shape[1]):
-        picked = states.picked[:, column]
+    for picked in states.picked.T:
         if (picked >= 0).any():
             mask &= states.pool != picked[:, None]
     return mask
@@ -157,11 +155,8 @@ def step(states: States, ids: Ids) -> States:
 def found_gold(states: States, dataset: RetrievalDataset) -> Bools:
     """Say which gold passages, or text-identical copies, are picked: bool ``(B, max_gold)``, False past the end."""
     gold = dataset.gold[states.question]
-    picked = np.where(states.picked >= 0, dataset.corpus.canonical[states.picked], -1)
-    found = np.zeros(gold.shape, bool)
-    for column in range(picked.shape[1]):
-        found |= gold == picked[:, column, None]
-    return found & (gold >= 0)
+    picked = np.where(states.picked >= 0, dataset.corpus.canonical[states.picked], -2)  # -2 equals no padding
+    return (gold[:, :, None] == picked[:, None, :]).any(axis=2)
 
 
 def is_complete(states: States, dataset: RetrievalDataset) -> Bools:

@@ -190,6 +190,12 @@ def test_a_reward_function_sees_states_and_picks(pool_dataset):
         bad.step(0)
 
 
+@pytest.mark.parametrize("flag", ["stop_when_complete", "allow_unreachable"])
+def test_flags_are_true_or_false(flag):
+    with pytest.raises(ValueError, match=f"{flag} must be True or False, got 'yes'"):
+        ChainRetrievalEnv("synthetic", **{flag: "yes"})
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

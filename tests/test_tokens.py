@@ -91,6 +91,18 @@ def test_orders(encoder):
         TokenStore(corpus, encoder, order="random")
 
 
+def test_states_of_one_text_are_given_once(encoder):
+    """In document order the picks' order plays no part, but the document's does: pools may differ by episode."""
+    data = make_dataset()
+    states = played(data, [0, 0, 0], [3, 8, 3], [8, 3, 8])
+    states.pool[2, :5] = states.pool[2, :5][::-1].copy()
+    for order, expected in (("pick", [0, 1, 0]), ("document", [0, 0, 1])):
+        store = TokenStore(data, encoder, order=order)
+        texts, place = store.distinct(states)
+        assert len(texts) == 2 and [place[0] == place[i] for i in (0, 1, 2)] == [e == 0 for e in expected]
+        assert_tokens([texts[i] for i in place], [tokens.tolist() for tokens in store.states(states)])
+
+
 def test_each_text_is_tokenised_once_and_cut_where_it_is_too_long(encoder):
     dataset = make_dataset()
     store = TokenStore(dataset, encoder, question_tokens=5, passage_tokens=6)

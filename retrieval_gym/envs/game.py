@@ -102,6 +102,9 @@ class Game:
         self.max_steps = mdp.check_max_steps(max_steps)
         if observation not in OBSERVATIONS:
             raise ValueError(f"unknown observation {observation!r}: choose one of {', '.join(OBSERVATIONS)}")
+        for name, flag in (("stop_when_complete", stop_when_complete), ("allow_unreachable", allow_unreachable)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise ValueError(f"{name} must be True or False, got {flag!r}")
         self._reward = get_reward(reward)
         self.dataset = _resolve_dataset(dataset, split, path, dataset_options)
         self.stop_when_complete = bool(stop_when_complete)
@@ -322,7 +325,14 @@ class Game:
 
     def action_masks(self, episodes: Episodes) -> Bools:
         """Say which actions pick a passage, bool ``(B, num_actions)``."""
-        return mdp.action_mask(episodes.states, self.num_actions)
+        pool = episodes.states.pool
+        if pool is None:
+            mask = np.ones((len(episodes), self.num_actions + 1), bool)
+        else:
+            mask = np.zeros((len(episodes), self.num_actions + 1), bool)
+            np.greater_equal(pool, 0, out=mask[:, :-1])
+        mask[np.arange(len(episodes))[:, None], episodes.picked] = False  # -1 falls into the spare last column
+        return mask[:, :-1]
 
 
 def split_observations(batch: Mapping[str, Iterable]) -> list[dict[str, Any]]:

@@ -102,9 +102,8 @@ class DenseRetriever:
     @torch.inference_mode()
     def encode_states(self, states: mdp.States) -> torch.Tensor:
         """Return the vectors of B states, float32 ``(B, D)`` on the encoder's device; equal states are encoded once."""
-        first, inverse = states.distinct()
-        sequences = self._tokens.states(states[first])
-        self.encoder_calls += len(first)
+        sequences, inverse = self._tokens.distinct(states)
+        self.encoder_calls += len(sequences)
         was_training = self.encoder.training
         self.encoder.eval()
         vectors = self.encoder.embed(sequences, token_budget=self.token_budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -53,13 +54,23 @@ class TokenStore:
         self._passages: dict[int, Tokens] = {}  # as they stand in a state
         self._openings: dict[int, Tokens] = {}  # as they stand behind the passage prompt
 
+    def distinct(self, states: mdp.States) -> tuple[list[Tokens], NDArray[np.int64]]:
+        """Return one input a distinct text, and for each state its place among them, int64 ``(B,)``."""
+        listed = replace(states, picked=self._listed(states))
+        first, inverse = listed.distinct()
+        return self.states(states[first]), inverse
+
+    def _listed(self, states: mdp.States) -> NDArray[np.int64]:
+        """Picked passages in the order of the state's text, int64 ``(B, T)``."""
+        if self.order == "pick":
+            return states.picked
+        place = pool_positions(states) if states.pool is not None else states.picked
+        place = np.where(states.picked >= 0, place, np.iinfo(np.int64).max)
+        return np.take_along_axis(states.picked, np.argsort(place, axis=1, kind="stable"), axis=1)
+
     def states(self, states: mdp.States) -> list[Tokens]:
         """Return one whole input a state: the question, then the picked passages."""
-        picked = states.picked
-        if self.order == "document":
-            place = pool_positions(states) if states.pool is not None else picked
-            place = np.where(picked >= 0, place, np.iinfo(np.int64).max)
-            picked = np.take_along_axis(picked, np.argsort(place, axis=1, kind="stable"), axis=1)
+        picked = self._listed(states)
         self._learn_questions(states.question)
         self._learn_passages(picked[picked >= 0])
         before = self._encoder.truncated
