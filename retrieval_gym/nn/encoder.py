@@ -138,6 +138,9 @@ class TextEncoder(nn.Module):
             layers=layers,
             autocast=autocast,
         )
+        if autocast and torch.device(device).type == "cpu":
+            # The backward pass of the fused attention takes four times as long in bfloat16 as that of plain products.
+            encoder.model.set_attn_implementation("eager")  # type: ignore[operator]
         return encoder.to(device).eval()
 
     @property
