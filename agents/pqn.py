@@ -29,12 +29,12 @@ import torch
 import tyro
 
 import retrieval_gym  # noqa: F401 - registers the environments
-from retrieval_gym import RetrievalDataset
+from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate, paired_bootstrap
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
-from retrieval_gym.nn.rollout import Rollout, states_from
+from retrieval_gym.nn.rollout import Lookahead, Rollout, states_from
 from retrieval_gym.nn.run import (
     Run,
     check_config,
@@ -45,7 +45,16 @@ from retrieval_gym.nn.run import (
     seed_everything,
     set_rng_state,
 )
-from retrieval_gym.nn.scoring import available, boltzmann_sample, ema_update, lambda_returns, policy_entropy, soft_value
+from retrieval_gym.nn.scoring import (
+    EMPTY,
+    available,
+    boltzmann_sample,
+    boltzmann_sample_distinct,
+    ema_update,
+    lambda_returns,
+    policy_entropy,
+    soft_value,
+)
 from retrieval_gym.registration import environment_dataset
 
 HEAD_PACE = 20.0  # the dueling head starts from nothing, so it learns this many times faster than the encoders
@@ -134,23 +143,21 @@ class Args:
     """longest question"""
     passage_tokens: int = 110
     """longest passage (paper: MuSiQue 110, HotpotQA 220, BabiLong and RULER 64)"""
-    scale: float = 1.0
-    """Q is this many times the inner product (ours)"""
     halves: bool = False
     """two Q functions, one a half of the vector, each regressed on the return (released code)"""
     dueling: bool = False
     """Q = v(s) + alpha log pi(a|s), with a learned v that starts at the first segment's mean return (ours)"""
 
     total_timesteps: int = 100_000
-    """environment transitions"""
+    """environment transitions, tried ones included"""
     num_envs: int = 12
     """environments played side by side"""
-    copies: int = 1
-    """environments that play the same question: equal states are embedded once and learn from several actions (ours)"""
+    tries: int = 1
+    """different actions tried in each state, which is embedded once; play goes on with the first (ours)"""
     num_steps: int = 4
     """steps of a segment"""
     accumulation: int = 2
-    """segments an update; num_envs * num_steps * accumulation transitions (paper: 96)"""
+    """segments an update; num_envs * num_steps * accumulation * tries transitions (paper: 96)"""
     reward: str = "complete"
     """reward of the environment"""
     gamma: float = 0.99
@@ -171,6 +178,8 @@ class Args:
     """no: values come from the current encoders"""
     tau: float = 0.02
     """step of the target encoders towards the current ones, an update"""
+    score_target: bool = False
+    """select and report the target encoders, an average over updates, in place of the current ones (ours)"""
     top_k_actions: int | None = None
     """policy and value see only this many best available actions (released code: 5)"""
     random_timesteps: int = 0
@@ -199,7 +208,7 @@ class Args:
 
 def check_args(args: Args) -> None:
     """Raise ValueError for a number out of range, or an environment argument that has a flag of its own."""
-    for name in ("num_envs", "num_steps", "accumulation", "copies", "eval_every", "total_timesteps"):
+    for name in ("num_envs", "num_steps", "accumulation", "tries", "eval_every", "total_timesteps"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}: it must be at least 1")
     for name in ("gamma", "lam", "tau", "epsilon", "final_learning_rate"):
@@ -212,10 +221,10 @@ def check_args(args: Args) -> None:
             raise ValueError(f"{name} is {getattr(args, name)}: it must be finite and not negative")
     if args.anneal_alpha and args.alpha_floor == 0:
         raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
+    if args.score_target and not args.target_network:
+        raise ValueError("--score-target scores the target encoders: leave out --no-target-network")
     if not 0 < args.selection_share < 1:
         raise ValueError(f"selection_share is {args.selection_share}: it must lie between 0 and 1")
-    if args.num_envs % args.copies:
-        raise ValueError(f"num_envs is {args.num_envs}: it must be a multiple of copies, {args.copies}")
     for name in ("top_k_actions", "eval_questions"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}: keep at least 1, or leave it out for all")
@@ -245,9 +254,19 @@ def make_q(args: Args, device: torch.device) -> QFunction:
     return q
 
 
-def q_loss(q_parts: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
-    """Mean squared error between the return ``(N,)`` and Q, or 2 Q_h of each half (released code); ``(H, N)``."""
-    return ((len(q_parts) * q_parts - returns) ** 2).mean()
+def q_loss(q_parts: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Squared error between the return ``(N,)`` and Q, or 2 Q_h of each half (released code), ``(H, N)``; a mean.
+
+    ``weights``, ``(N,)``, say how much each entry counts.
+    """
+    return (weights * (len(q_parts) * q_parts - returns) ** 2).mean(dim=0).sum() / weights.sum()
+
+
+def policy_weights(q: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Share of the policy that each of some actions of a state has among them; equal shares at alpha 0; ``(B, N)``."""
+    if alpha == 0:
+        return torch.isfinite(q) / torch.isfinite(q).sum(dim=1, keepdim=True)
+    return torch.softmax(q / alpha, dim=1)
 
 
 def play_greedily(q: QFunction, dataset: RetrievalDataset, steps: int, args: Args, limit: int | None) -> Evaluation:
@@ -319,19 +338,23 @@ def main(args: Args) -> Path:
     for spec, (reported_dataset, _) in reported.items():
         refuse_overlap(dataset, spec, reported_dataset)
 
-    # Environment. Copies of a question stay in step with each other, so they play on after the gold is complete.
+    # Environment.
     envs = gym.make_vec(
         "ChainRetrieval-v0", num_envs=args.num_envs, dataset=train, max_steps=max_steps, observation="ids",
-        reward=args.reward, stop_when_complete=args.copies == 1,
+        reward=args.reward,
     )  # fmt: skip
-    obs, info = envs.reset(seed=[args.seed + row // args.copies for row in range(args.num_envs)])
+    num_actions = int(envs.single_action_space.n)
+    if args.tries > num_actions:
+        raise ValueError(f"tries is {args.tries}: a state of {args.env} has at most {num_actions} actions")
+    obs, info = envs.reset(seed=args.seed)
     episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
-    transitions = args.num_envs * args.num_steps * args.accumulation
+    transitions = args.num_envs * args.num_steps * args.accumulation * args.tries
     updates = max(1, args.total_timesteps // transitions)
 
     # Networks.
     online = make_q(args, device)
     target = copy.deepcopy(online).requires_grad_(False) if args.target_network else online
+    scored = target if args.score_target else online
     frozen = args.action_encoder == "frozen"
     if train.pools is None and not frozen:
         raise ValueError(f"{args.env} picks from {len(train.corpus)} passages: pass --action-encoder frozen")
@@ -392,7 +415,8 @@ def main(args: Args) -> Path:
         logs = []
         for segment in range(args.accumulation):
             # Play. One forward pass of E_s serves acting and learning: no update comes between them.
-            rollout, embedded, baselines, entropy = Rollout(), [], [], []
+            rollout, looks, embedded, baselines, entropy = Rollout(), [], [], [], []
+            played_weights, tried_weights = [], []
             for step in range(args.num_steps):
                 states = states_from(obs, info)
                 mask = online.mask(states, vectors)
@@ -401,9 +425,7 @@ def main(args: Args) -> Path:
                 baselines.append(online.baseline(embedded[-1], products, mask))
                 with torch.no_grad():
                     q = available(products + baselines[-1][:, None], mask, args.top_k_actions)
-                    played = (
-                        update * args.accumulation + segment
-                    ) * args.num_steps * args.num_envs + step * args.num_envs
+                    played = ((update * args.accumulation + segment) * args.num_steps + step) * args.num_envs
                     uniform = available(torch.zeros_like(q), mask)
                     if played < args.random_timesteps:
                         action = boltzmann_sample(uniform, 1.0)
@@ -413,6 +435,15 @@ def main(args: Args) -> Path:
                         explore = torch.rand(args.num_envs, device=device) < args.epsilon
                         action = torch.where(explore, boltzmann_sample(uniform, 1.0), q.argmax(dim=1))
                     entropy.append(policy_entropy(q, value_alpha).mean())
+                    if args.tries > 1:
+                        others = (uniform if played < args.random_timesteps else q).scatter(1, action[:, None], EMPTY)
+                        tried = boltzmann_sample_distinct(others, value_alpha, args.tries - 1)
+                        left = torch.isfinite(others.gather(1, tried))
+                        looks.append(Lookahead.of(envs.unwrapped, tried.cpu().numpy(), left.cpu().numpy(), step))
+                        chosen = torch.cat([action[:, None], tried], dim=1)
+                        share = policy_weights(q.gather(1, chosen), value_alpha)
+                        played_weights.append(share[:, 0])
+                        tried_weights.append(share[:, 1:][left])
                 actions = action.cpu().numpy()
                 obs, reward, terminated, truncated, info = envs.step(actions)
                 rollout.add(states, actions, reward, terminated | truncated)
@@ -425,38 +456,51 @@ def main(args: Args) -> Path:
             rewards = torch.from_numpy(np.stack(rollout.rewards)).float().to(device)
             dones = torch.from_numpy(np.stack(rollout.dones)).float().to(device)
 
-            # Q of the picked actions.
-            picks = rollout.picks()
+            # Q of the picked actions, and of those that were only tried.
+            rows, places, picks = np.arange(dones.numel()), np.concatenate(rollout.actions), rollout.picks()
+            if looks:
+                look = Lookahead.concatenate(looks)
+                rows, places = np.concatenate([rows, look.rows]), np.concatenate([places, look.actions])
+                states = mdp.concatenate(rollout.states)[look.rows]
+                picks = np.concatenate([picks, mdp.action_ids(states, look.actions)])
             picked = vectors(picks) if frozen else online.embed_actions(picks, store)
             if args.positions != "none":
-                places = torch.from_numpy(np.concatenate(rollout.actions)).to(device)
-                positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])
-                picked = online.place(picked, positions.gather(1, places[:, None])[:, 0])
+                positions = torch.cat([online.positions(s).expand(args.num_envs, -1) for s in rollout.states])[rows]
+                picked = online.place(picked, positions.gather(1, torch.from_numpy(places[:, None]).to(device))[:, 0])
             parts = 2 if args.halves else 1
-            q_parts = (torch.cat(embedded) * picked).unflatten(1, (parts, -1)).sum(dim=2).T
-            q_parts = q_parts + torch.cat(baselines) / parts
+            q_parts = (torch.cat(embedded)[rows] * picked).unflatten(1, (parts, -1)).sum(dim=2).T
+            q_parts = q_parts + torch.cat(baselines)[rows] / parts
+            q_played = q_parts.detach()[:, : dones.numel()].sum(dim=0).mean()
             if online.value is not None and update == segment == 0:
                 first_returns = lambda_returns(rewards, dones, torch.zeros_like(rewards), args.gamma, 1.0)
-                gap = first_returns.mean() - q_parts.detach().sum(dim=0).mean()
+                gap = first_returns.mean() - q_played
                 for network in (online, target):
                     network.value.bias.data.fill_(gap.item())
-                q_parts = q_parts + gap / parts
+                q_parts, q_played = q_parts + gap / parts, q_played + gap
 
-            # Value the states that follow with the target encoders, form the lambda-returns, move Q towards them.
+            # Value the states that follow with the target encoders, form the returns, move Q towards them: the
+            # lambda-return of what was played, the one-step return of what was only tried.
             with torch.no_grad():
-                following, rows = rollout.successors(states_from(obs, info))
-                next_values = torch.zeros(args.num_steps * args.num_envs, device=device)
-                if len(rows):
+                following, went_on = rollout.successors(states_from(obs, info))
+                if looks:
+                    following = mdp.concatenate([following, look.following[~look.dones]])
+                    went_on = np.concatenate([went_on, dones.numel() + np.flatnonzero(~look.dones)])
+                next_values = torch.zeros(len(rows), device=device)
+                if len(went_on) and args.gamma > 0:
                     q = target.values(target.embed_states(following, store), following, target_vectors)
                     q = available(q, torch.isfinite(q), args.top_k_actions)
-                    next_values[torch.from_numpy(rows).to(device)] = soft_value(q, value_alpha)
-                returns = lambda_returns(rewards, dones, next_values.view_as(rewards), args.gamma, args.lam).flatten()
-            loss = q_loss(q_parts, returns)
+                    next_values[torch.from_numpy(went_on).to(device)] = soft_value(q, value_alpha)
+                played_values = next_values[: dones.numel()].view_as(rewards)
+                returns = lambda_returns(rewards, dones, played_values, args.gamma, args.lam).flatten()
+                mean_return = returns.mean().item()
+                if looks:
+                    tried_rewards = torch.from_numpy(look.rewards).float().to(device)
+                    returns = torch.cat([returns, tried_rewards + args.gamma * next_values[dones.numel() :]])
+            shares = torch.cat([*played_weights, *tried_weights]) if looks else torch.ones_like(returns)
+            loss = q_loss(q_parts, returns, shares)
             check_finite(loss.item(), f"update {update}, questions {np.unique(rollout.states[0].question).tolist()}")
             (loss / args.accumulation).backward()
-            logs.append(
-                [loss.item(), q_parts.sum(0).mean().item(), returns.mean().item(), torch.stack(entropy).mean().item()]
-            )
+            logs.append([loss.item(), q_played.item(), mean_return, torch.stack(entropy).mean().item()])
 
         grad_norm = torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
@@ -481,11 +525,11 @@ def main(args: Args) -> Path:
             finished = []
         last = update + 1 == updates
         if last or (update + 1) % args.eval_every == 0:
-            selected = play_greedily(online, selection, max_steps, args, limit=None)
+            selected = play_greedily(scored, selection, max_steps, args, limit=None)
             values |= {f"eval/{metric}": selected.mean(metric) for metric in METRICS}
             if values["eval/all_gold_picked"] > best:
                 best = values["eval/all_gold_picked"]
-                run.save("best", {"q": trained_state(online, frozen), "update": update + 1})
+                run.save("best", {"q": trained_state(scored, frozen), "update": update + 1})
         run.log(values, global_step)
         if last or (update + 1) % args.eval_every == 0:
             run.save("last", checkpoint(update + 1))

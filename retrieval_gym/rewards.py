@@ -41,6 +41,12 @@ def recall(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDatas
     return (after & ~before).sum(axis=1) / gold.sum(axis=1)
 
 
+def gold(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
+    """Pay 1 for each new gold passage, whatever the number of hops."""
+    before, after, _ = _found(states, picks, dataset)
+    return (after & ~before).sum(axis=1).astype(np.float64)
+
+
 def complete_with_length_penalty(
     states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset
 ) -> NDArray[np.float64]:
@@ -52,6 +58,7 @@ def complete_with_length_penalty(
 REWARDS: dict[str, Reward] = {
     "complete": complete,
     "recall": recall,
+    "gold": gold,
     "complete_with_length_penalty": complete_with_length_penalty,
 }
 

@@ -119,13 +119,15 @@ def test_dataset_states_pads_to_the_widest_pool_asked_for():
 def test_other_rewards_by_hand():
     data = make_dataset()
     states = first_states(data, [1])
-    recall, penalty = [], []
+    recall, penalty, gold = [], [], []
     for passage in (0, 9, 7, 2):
         picks = np.array([passage])
         recall.append(rewards.recall(states, picks, data)[0])
+        gold.append(rewards.gold(states, picks, data)[0])
         penalty.append(rewards.complete_with_length_penalty(states, picks, data)[0])
         states = mdp.step(states, picks)
     np.testing.assert_allclose(recall, [1 / 3, 0, 1 / 3, 1 / 3])
+    assert gold == [1, 0, 1, 1]
     np.testing.assert_allclose(penalty, [0, 0, 0, 0.5 + 0.5 * 3 / 4])
 
 

@@ -23,6 +23,7 @@ from conftest import PASSAGES, POOLS, QUESTIONS  # noqa: E402
 from q_by_hand import by_hand, dueling_by_hand, encode_with  # noqa: E402
 from tiny import save_encoder  # noqa: E402
 
+from retrieval_gym import mdp  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
 from retrieval_gym.nn.run import load_checkpoint  # noqa: E402
 
@@ -100,6 +101,21 @@ def rollouts(pqn, monkeypatch):
     return kept
 
 
+@pytest.fixture
+def looks(pqn, monkeypatch):
+    """What was tried without being taken, one entry a segment."""
+    kept = []
+
+    class Kept(pqn.Lookahead):
+        @classmethod
+        def concatenate(cls, parts):
+            kept.append(super().concatenate(parts))
+            return kept[-1]
+
+    monkeypatch.setattr(pqn, "Lookahead", Kept)
+    return kept
+
+
 def read_metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -116,7 +132,7 @@ def check_run_folder(folder, args):
     """Everything that a finished run leaves, and that its parts agree."""
     assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(asdict(args)))
     assert folder.name.startswith(f"{args.env}__pqn__{args.seed}__") and list(folder.glob("events.out.tfevents.*"))
-    transitions = args.num_envs * args.num_steps * args.accumulation
+    transitions = args.num_envs * args.num_steps * args.accumulation * args.tries
     updates = args.total_timesteps // transitions
     metrics = read_metrics(folder)
     assert [line["step"] for line in metrics] == [transitions * (i + 1) for i in range(updates)]
@@ -242,7 +258,7 @@ def test_the_dueling_q_starts_at_the_mean_return_of_the_first_segment_and_trains
     _, last, _, _ = check_run_folder(pqn.main(given), given)
     rewards, dones = (part.double().numpy() for part in returns[0][0][:2])
     mean = discounted_returns(rewards, dones, given.gamma).mean()
-    (q_parts, _), _ = losses[0]
+    (q_parts, *_), _ = losses[0]
     assert q_parts.shape == (2, 12) and mean > 0
     assert q_parts.detach().sum(0).mean().item() == pytest.approx(mean, abs=1e-5)
 
@@ -260,9 +276,7 @@ def test_a_plain_q_has_no_head(pqn, args):
     assert {key for key in last["q"] if "encoder" not in key} == {"alpha"}
 
 
-def test_copies_play_the_same_questions_in_step_and_equal_states_are_embedded_once(
-    pqn, args, rollouts, spy, monkeypatch
-):
+def test_a_state_whose_actions_are_tried_is_embedded_once(pqn, args, rollouts, spy, monkeypatch):
     """With frozen actions, what is embedded with gradients on is states that are acted in."""
     real, embedded = TextEncoder.embed, []
 
@@ -273,25 +287,28 @@ def test_copies_play_the_same_questions_in_step_and_equal_states_are_embedded_on
 
     monkeypatch.setattr(TextEncoder, "embed", embed)
     losses = spy("q_loss")
-    given = args(num_envs=6, copies=3, action_encoder="frozen", total_timesteps=72, num_steps=4, accumulation=1)
+    given = args(num_envs=6, tries=5, action_encoder="frozen", total_timesteps=360, num_steps=4, accumulation=1)
     check_run_folder(pqn.main(given), given)
+    assert len(rollouts) == len(losses) == 3
+    for rollout, ((q_parts, *_), _) in zip(rollouts, losses, strict=True):
+        left = np.concatenate([6 - states.count for states in rollout.states])  # of pools of 6
+        assert q_parts.shape == (1, np.minimum(left, 5).sum())
     played = [states for rollout in rollouts for states in rollout.states]
-    assert len(played) == 12 and all(q_parts.shape == (1, 24) for (q_parts, _), _ in losses)
-    counts, questions, apart = [], [], 0
-    for t, states in enumerate(played):
-        groups = states.question.reshape(2, 3)
-        assert (groups == groups[:, :1]).all() and set(states.steps_left.tolist()) == {4 - t % 4}
-        questions += groups[:, 0].tolist()
-        seen = zip(states.question.tolist(), states.picked.tolist(), strict=True)
-        counts.append(len({(question, *picked) for question, picked in seen}))
-        apart += (states.picked[0] != states.picked[1]).any()
-    assert embedded == counts
-    first = zip(questions[::8], questions[1::8], strict=True)
-    assert counts[::4] == [len(set(pair)) for pair in first]
-    assert max(counts) > 2 and apart and len(set(questions)) > 2
-    # They play on after the gold is complete, which pays once.
-    rewards = np.stack([np.stack(rollout.rewards) for rollout in rollouts])
-    assert set(np.unique(rewards)) <= {0.0, 1.0} and (rewards.sum(axis=1) <= 1).all() and rewards.any()
+    keys = [zip(states.question.tolist(), states.picked.tolist(), strict=True) for states in played]
+    assert embedded == [len({(question, *picked) for question, picked in key}) for key in keys]
+
+
+def test_more_tries_than_available_actions_leave_the_others_out(pqn, args, small_folder, spy, looks):
+    losses = spy("q_loss")
+    given = args(
+        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), tries=4, accumulation=1,
+        action_encoder="frozen", total_timesteps=96,
+    )  # fmt: skip
+    pqn.main(given)
+    assert len(looks) == 2
+    for look, ((q_parts, returns, _), _) in zip(looks, losses, strict=True):
+        assert q_parts.shape[1] == len(returns) == 12 + len(look.rows) < 48
+        assert (look.following.picked >= 0).sum(axis=1).min() >= 1
 
 
 def test_a_corpus_with_frozen_actions(pqn, args):
@@ -344,6 +361,8 @@ def small_folder(tmp_path):
         dict(dueling=True, action_encoder="frozen"),
         dict(dueling=True, positions="relative", halves=True, top_k_actions=2),
         dict(dueling=True, soft_q=False),
+        dict(tries=3),
+        dict(tries=2, dueling=True, positions="relative", halves=True, top_k_actions=2),
     ],
     ids=[
         "plain",
@@ -352,20 +371,25 @@ def small_folder(tmp_path):
         "dueling frozen",
         "dueling relative halves top-k",
         "dueling hard",
+        "tries",
+        "tries dueling relative halves top-k",
     ],
 )
-def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, small_folder, spy, rollouts, changes):
+def test_the_loss_of_a_segment_equals_the_papers_formulas(
+    pqn, args, encoder, small_folder, spy, rollouts, looks, changes
+):
     """From the segment played, everything else is made anew: Q by hand, V, the returns and the loss in plain Python."""
     losses = spy("q_loss")
     given = args(
-        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), total_timesteps=12, accumulation=1,
-        alpha=0.1, lam=0.6, gamma=0.9, learning_rate=0.0, question_tokens=64, passage_tokens=64, **changes,
+        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), accumulation=1,
+        total_timesteps=12 * changes.get("tries", 1), alpha=0.1, lam=0.6, gamma=0.9, learning_rate=0.0,
+        question_tokens=64, passage_tokens=64, **changes,
     )  # fmt: skip
     pqn.main(given)
     reference = [encode_with(encoder)] * 2
     dataset, _ = pqn.environment_dataset(given.env, "train", path=str(small_folder))
     train = dataset.select(np.random.default_rng(given.seed).permutation(len(dataset))[1:])
-    (rollout,), ((q_parts, returns), loss) = rollouts, losses[0]
+    (rollout,), ((q_parts, returns, _), loss) = rollouts, losses[0]
 
     v = 0.0
 
@@ -400,11 +424,31 @@ def test_the_loss_of_a_segment_equals_the_papers_formulas(pqn, args, encoder, sm
                 follows = value(states[t + 1], b)
                 tail = follows if t == 2 else 0.6 * expected[t + 1, b] + 0.4 * follows
                 expected[t, b] += 0.9 * tail
-    np.testing.assert_allclose(q_parts.detach().sum(0), played.flatten(), atol=1e-4)
-    np.testing.assert_allclose(returns, expected.flatten(), atol=1e-4)
+    played, expected = played.flatten().tolist(), expected.flatten().tolist()
+    for look in looks:
+        for i, (row, action) in enumerate(zip(look.rows.tolist(), look.actions.tolist(), strict=True)):
+            t, b = divmod(row, 4)
+            assert action != rollout.actions[t][b]
+            played.append(q_of(states[t], b)[action])
+            after = mdp.step(states[t][[b]], states[t].pool[[b], action])
+            gold, read = train.gold[after.question[0]], train.corpus.canonical[after.picked[0][: after.count[0]]]
+            complete = set(gold[gold >= 0].tolist()) <= set(read.tolist())
+            expected.append(float(complete))
+            if not complete and after.steps_left[0]:
+                expected[-1] += 0.9 * value(after, 0)
+            assert look.dones[i] == (complete or after.steps_left[0] == 0)
+    assert len(played) == 12 or len(played) > 18
+    # What is tried in a state counts as the policy would have chosen it, and a state counts once.
+    rows = [*range(12), *(row for look in looks for row in look.rows.tolist())]
+    odds = [math.exp(q / given.alpha) for q in played]
+    totals = [sum(odd for odd, other in zip(odds, rows, strict=True) if other == row) for row in rows]
+    shares = np.array(odds) / totals
+    assert shares.sum() == pytest.approx(12)
+    np.testing.assert_allclose(q_parts.detach().sum(0), played, atol=1e-4)
+    np.testing.assert_allclose(returns, expected, atol=1e-4)
     parts = q_parts.detach().double().numpy()
     scale = 2 if given.halves else 1
-    by_part = [np.mean((scale * part - expected.flatten()) ** 2) for part in parts]
+    by_part = [np.sum(shares * (scale * part - np.array(expected)) ** 2) / 12 for part in parts]
     assert len(parts) == scale and loss.item() == pytest.approx(np.mean(by_part), abs=1e-4)
     assert any(done.any() for done in rollout.dones) and not all(done.all() for done in rollout.dones)
 
@@ -708,7 +752,7 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
         (["--env-kwargs", "max_steps"], "'max_steps' is not of the form key=value"),
         (["--env-kwargs", "pools=3"], "takes no option 'pools'"),
         (["--env-kwargs", "max_steps=1", *WORLD], "raise max_steps"),
-        (["--reward", "gold"], "unknown reward 'gold': choose one of"),
+        (["--reward", "silver"], "unknown reward 'silver': choose one of"),
         (["--encoder", "no/such/folder"], "no/such/folder"),
         (["--layers", "0", "9"], "layers"),
         (["--seed", "-1"], "seed -1 is out of range"),
@@ -720,8 +764,9 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
           "--action-encoder", "frozen", "--positions", "relative"], "use positions='none'"),
         (["--num-steps", "0"], "num_steps is 0: it must be at least 1"),
         (["--eval-every", "0"], "eval_every is 0: it must be at least 1"),
-        (["--copies", "0"], "copies is 0: it must be at least 1"),
-        (["--copies", "3"], "num_envs is 4: it must be a multiple of copies, 3"),
+        (["--tries", "0"], "tries is 0: it must be at least 1"),
+        (["--tries", "99"], "tries is 99: a state of ChainRetrieval-Synthetic-v0 has at most 6 actions"),
+        (["--score-target", "--no-target-network"], "leave out --no-target-network"),
         (["--alpha", "-1"], "alpha is -1.0: it must be finite and not negative"),
         (["--alpha", "nan"], "alpha is nan: it must be finite and not negative"),
         (["--max-grad-norm", "-2"], "max_grad_norm is -2.0: it must be finite and not negative"),

@@ -1,5 +1,6 @@
 """Soft values, policy and returns against hand-made numbers, and against what public implementations get wrong."""
 
+import itertools
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 from retrieval_gym.nn.scoring import (  # noqa: E402
     available,
     boltzmann_sample,
+    boltzmann_sample_distinct,
     ema_update,
     lambda_returns,
     policy_entropy,
@@ -52,6 +54,21 @@ def test_the_policy_is_boltzmann_over_available_actions():
     expected = torch.tensor([math.exp(1), math.exp(3), math.exp(2), 0.0])
     torch.testing.assert_close(frequency, expected / expected.sum(), atol=0.01, rtol=0)
     assert boltzmann_sample(available(q, mask), 0.0)[0] == 1
+
+
+def test_distinct_samples_are_drawn_one_after_the_other_without_repetition():
+    q = torch.tensor([[0.1, 0.3, 0.2, 5.0]]).repeat(40_000, 1)
+    mask = torch.tensor([[True, True, True, False]]).expand_as(q)
+    pairs = boltzmann_sample_distinct(available(q, mask), 0.1, 2, torch.Generator().manual_seed(0))
+    weights = {0: math.exp(1), 1: math.exp(3), 2: math.exp(2)}
+    total = sum(weights.values())
+    for first, second in itertools.permutations(weights, 2):
+        expected = weights[first] / total * weights[second] / (total - weights[first])
+        share = ((pairs[:, 0] == first) & (pairs[:, 1] == second)).float().mean().item()
+        assert share == pytest.approx(expected, abs=0.01)
+    # Past the last available action stand those that are not; without a temperature the best come first.
+    assert set(boltzmann_sample_distinct(available(q, mask), 0.1, 4)[:, 3].tolist()) == {3}
+    assert boltzmann_sample_distinct(available(q, mask), 0.0, 3)[0].tolist() == [1, 2, 0]
 
 
 def test_entropy_of_a_uniform_policy_is_log_n():

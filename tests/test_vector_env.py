@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from retrieval_gym import RetrievalDataset
 from retrieval_gym.envs import ChainRetrievalEnv, ChainRetrievalVectorEnv
 from retrieval_gym.registration import ENVIRONMENTS
+from retrieval_gym.rewards import REWARDS
 
 MODES = list(AutoresetMode)
 
@@ -93,7 +94,7 @@ def test_equals_sync_vector_env(mode, observation, form, stop_when_complete):
     st.integers(1, 6),
     st.integers(1, 6),
     st.sampled_from(MODES),
-    st.sampled_from(["complete", "recall", "complete_with_length_penalty"]),
+    st.sampled_from(sorted(REWARDS)),
     st.integers(0, 2**31),
 )
 def test_equals_sync_vector_env_for_any_size_budget_and_reward(num_envs, max_steps, mode, reward, seed):
@@ -376,3 +377,33 @@ def test_a_saved_state_needs_the_rows_the_budget_and_the_questions_it_was_saved_
         ChainRetrievalVectorEnv(3, dataset, max_steps=5).set_state(state)
     with pytest.raises(ValueError, match="questions up to 4.*go on with the dataset"):
         ChainRetrievalVectorEnv(3, dataset.select([0, 1, 2])).set_state(state)
+
+
+@pytest.mark.parametrize("form", ["pool", "corpus"])
+@pytest.mark.parametrize("reward", sorted(REWARDS))
+def test_lookahead_says_what_each_action_would_do_and_moves_nothing(form, reward):
+    envs = ChainRetrievalVectorEnv(4, make_dataset(form), observation="ids", reward=reward, max_steps=4)
+    rng = np.random.default_rng(0)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.lookahead(np.zeros((4, 1), np.int64))
+    envs.reset(seed=0)
+    for _ in range(12):
+        before = json.dumps(envs.get_state())
+        actions = rng.integers(0, envs.single_action_space.n, (4, 3))
+        following, rewards, ended = envs.lookahead(actions)
+        assert json.dumps(envs.get_state()) == before
+        assert rewards.dtype == np.float64 and ended.dtype == np.bool_ and rewards.shape == ended.shape == (4, 3)
+        for column in range(3):
+            envs.set_state(json.loads(before))
+            _, paid, terminated, _, infos = envs.step(actions[:, column])
+            np.testing.assert_array_equal(rewards[:, column], paid)
+            np.testing.assert_array_equal(ended[:, column], terminated)
+            rows = np.flatnonzero(~terminated)
+            found = following[np.arange(4) * 3 + column]
+            for name in ("question", "picked", "steps_left"):
+                np.testing.assert_array_equal(getattr(found, name)[rows], getattr(envs.states, name)[rows])
+    for bad in (np.zeros(4, np.int64), np.zeros((3, 2), np.int64), np.zeros((4, 2))):
+        with pytest.raises(ValueError, match=r"actions must be whole numbers of shape \(4, n\)"):
+            envs.lookahead(bad)
+    with pytest.raises(ValueError, match="is outside Discrete"):
+        envs.lookahead(np.full((4, 2), 99))

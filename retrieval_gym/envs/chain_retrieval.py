@@ -56,6 +56,7 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
     ## Rewards
     - `"complete"` (default): 1 at the pick that finds the last missing gold passage, else 0.
     - `"recall"`: each gold passage found pays its share, so that the return is the recall.
+    - `"gold"`: each gold passage found pays 1.
     - `"complete_with_length_penalty"`: `0.5 + 0.5 * |gold| / |picked|` at the pick that finds the last one.
     - any function `f(states, picks, dataset) -> float64 (B,)`, see `retrieval_gym.rewards`.
 

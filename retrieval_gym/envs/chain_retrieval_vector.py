@@ -229,6 +229,30 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         infos |= _masked(self._game.infos(self._current()), np.ones(self.num_envs, bool))
         return self._game.observations(self._current()), rewards, ended, np.zeros(self.num_envs, bool), infos
 
+    def lookahead(self, actions: NDArray[np.int64]) -> tuple[mdp.States, NDArray[np.float64], NDArray[np.bool_]]:
+        """Say what each of several actions would lead to, as ``step`` would; no episode moves.
+
+        Args:
+            actions: whole numbers ``(num_envs, n)``.
+
+        Returns:
+            The states that would follow, row by row ``(num_envs * n,)``; rewards float64 ``(num_envs, n)``; and whether
+            the episode would end, bool ``(num_envs, n)``.
+
+        Raises:
+            ValueError: when an action is outside the action space.
+            gymnasium.error.ResetNeeded: before the first reset, or when a row has ended and was not reset.
+        """
+        episodes, actions = self._current(), np.asarray(actions)
+        if actions.dtype.kind not in "iu" or actions.ndim != 2 or len(actions) != self.num_envs:
+            raise ValueError(f"actions must be whole numbers of shape ({self.num_envs}, n), got {actions!r}")
+        if self._ended.any():
+            raise gym.error.ResetNeeded(f"the episodes of rows {np.flatnonzero(self._ended).tolist()[:8]} have ended")
+        self._game.check_actions(actions, self.single_action_space)
+        rows = np.repeat(np.arange(self.num_envs), actions.shape[1])
+        after, rewards, ended = self._game.step(episodes[rows], actions.astype(np.int64).ravel())
+        return after.states, rewards.reshape(actions.shape), ended.reshape(actions.shape)
+
     def _step_or_restart(
         self, episodes: Episodes, actions: NDArray, restart: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], Bools]:

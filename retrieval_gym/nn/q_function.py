@@ -32,7 +32,6 @@ class QConfig:
         passage_tokens: longest passage, in tokens, as an action and inside a state.
         delta: distance between the intervals of relative positions.
         span: range of relative positions inside an interval.
-        scale: Q is this many times the inner product; it says how far apart unit vectors must move for a Q of 1.
         halves: rotate each half of the vector on its own, so that each half gives a Q of its own.
         dueling: Q = v(E_s) + <E_s, E_a> - alpha log sum_a exp(<E_s, E_a> / alpha), with a learned linear v: the inner
             products say how actions compare, v how good the state is.
@@ -44,7 +43,6 @@ class QConfig:
     passage_tokens: int = 110
     delta: float = 10.0
     span: float = 9.0
-    scale: float = 1.0
     halves: bool = False
     dueling: bool = False
 
@@ -132,9 +130,9 @@ class QFunction(nn.Module):
         return ActionVectors(self.action_encoder, store, table.vectors)
 
     def embed_states(self, states: mdp.States, store: TokenStore) -> Tensor:
-        """Scaled E_s of each state, ``(B, D)``, differentiable when gradients are enabled; equal states once."""
+        """E_s of each state, ``(B, D)``; differentiable when gradients are enabled. Equal states are embedded once."""
         texts, inverse = store.distinct(states)
-        embedded = self.config.scale * self.state_encoder.embed(texts)
+        embedded = self.state_encoder.embed(texts)
         return embedded[torch.from_numpy(inverse).to(embedded.device)]
 
     def embed_actions(self, ids: NDArray[np.int64], store: TokenStore) -> Tensor:

@@ -63,3 +63,43 @@ class Rollout:
         following = mdp.concatenate([*self.states[1:], last])
         rows = np.flatnonzero(~np.concatenate(self.dones))
         return following[rows], rows
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """K actions that were looked ahead to and not taken.
+
+    Attributes:
+        rows: flat index ``t * B + b`` of the state that each was tried in, int64 ``(K,)``.
+        actions: int64 ``(K,)``.
+        rewards: float64 ``(K,)``.
+        dones: whether the episode would end, bool ``(K,)``.
+        following: the K states that would follow.
+    """
+
+    rows: NDArray[np.int64]
+    actions: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    dones: NDArray[np.bool_]
+    following: mdp.States
+
+    @classmethod
+    def of(cls, envs: Any, actions: NDArray[np.int64], left: NDArray[np.bool_], step: int) -> Lookahead:
+        """Look ahead from the current states of a vector environment.
+
+        Args:
+            envs: a ``ChainRetrievalVectorEnv``.
+            actions: int64 ``(B, n)``.
+            left: which of them are available, bool ``(B, n)``; the others are left out.
+            step: how many steps of the segment have been played.
+        """
+        following, rewards, dones = envs.lookahead(actions)
+        rows, _ = np.nonzero(left)
+        return cls(step * len(actions) + rows, actions[left], rewards[left], dones[left], following[left.ravel()])
+
+    @classmethod
+    def concatenate(cls, parts: list[Lookahead]) -> Lookahead:
+        """Stack what was tried at several steps."""
+        names = ("rows", "actions", "rewards", "dones")
+        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        return cls(*arrays, mdp.concatenate([part.following for part in parts]))

@@ -48,10 +48,18 @@ def boltzmann_sample(q: Tensor, alpha: float, generator: torch.Generator | None 
     Returns:
         Actions, int64 ``(B,)``. A row with nothing available gives an action that the environment calls invalid.
     """
+    return boltzmann_sample_distinct(q, alpha, 1, generator)[:, 0]
+
+
+def boltzmann_sample_distinct(q: Tensor, alpha: float, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Sample ``count`` different actions of each row one after the other, int64 ``(B, count)`` (Gumbel-top-k).
+
+    Arguments as of ``boltzmann_sample``. Past the last available action stand actions that are not.
+    """
     if alpha == 0:
-        return q.argmax(dim=1)
+        return q.topk(count, dim=1).indices
     uniform = torch.rand(q.shape, device=q.device, generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
-    return (q.float() / alpha - torch.log(-torch.log(uniform))).argmax(dim=1)
+    return (q.float() / alpha - torch.log(-torch.log(uniform))).topk(count, dim=1).indices
 
 
 def policy_entropy(q: Tensor, alpha: float) -> Tensor:
