@@ -17,8 +17,10 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "ChainRetrieval-MuSiQueOpen-v0": {"dataset": "musique", "form": "corpus", "max_steps": 4},
     "ChainRetrieval-HotpotQA-v0": {"dataset": "hotpotqa", "max_steps": 2},
     "ChainRetrieval-HotpotQAOpen-v0": {"dataset": "hotpotqa", "form": "corpus", "max_steps": 2},
+    "ChainRetrieval-HotpotQALong-v0": {"dataset": "hotpotqa-long", "max_steps": 6},
     "ChainRetrieval-2Wiki-v0": {"dataset": "2wiki", "max_steps": 4},
     "ChainRetrieval-2WikiOpen-v0": {"dataset": "2wiki", "form": "corpus", "max_steps": 4},
+    "ChainRetrieval-2WikiLong-v0": {"dataset": "2wiki-long", "max_steps": 6},
     "ChainRetrieval-Custom-v0": {"dataset": "custom", "max_steps": 4},
 }
 

@@ -49,6 +49,10 @@ def test_check_env_of_every_id_whose_data_are_present(env_id, quiet):
         env = gym.make(env_id)
     except FileNotFoundError as error:
         pytest.skip(f"no data: {str(error).splitlines()[0]}")
+    except ValueError as error:
+        if "can be composed" not in str(error):
+            raise
+        pytest.skip(f"too small a part of the data: {error}")
     check_env(env.unwrapped)
 
 

@@ -62,18 +62,22 @@ def describe(env_id: str) -> dict[str, Any]:
         whole corpus; ``licence``. What is not known is None or an empty object.
     """
     kwargs = ENVIRONMENTS[env_id]
-    name, form = kwargs.get("dataset"), kwargs.get("form", "pool")
+    name, form = kwargs.get("dataset", ""), kwargs.get("form", "pool")
+    source = name.removesuffix("-long")
+    composed = source != name  # from the questions of the source, over the corpus of its open form
     row: dict[str, Any] = dict.fromkeys(HEADINGS)
-    row |= {"id": env_id, "dataset": name, "steps": kwargs["max_steps"], "questions": {}, "passages": {}}
+    row |= {"id": env_id, "dataset": name or None, "steps": kwargs["max_steps"], "questions": {}, "passages": {}}
     if name == "synthetic":
         return row | _synthetic(form)
-    if name not in SOURCES:
+    if source not in SOURCES:
         return row | {"found": "where path= says" if name else "what dataset= says"}
-    row["licence"] = SOURCES[name].licence
+    row["licence"] = SOURCES[source].licence
     unions: dict[str, int | None] = {}
     for split in SPLITS:
-        found = find_local(name, split, siblings=form == "corpus")
-        sizes = None if found is None else _sizes(name, split, found.place)
+        found = find_local(source, split, siblings=composed or form == "corpus")
+        if found is not None and composed:
+            row["found"] = found.place  # also where no question can be composed
+        sizes = None if found is None else _sizes(name, split, found.place, None if composed else "pool")
         if found is None or sizes is None:
             continue
         passages: int | None
@@ -84,7 +88,7 @@ def describe(env_id: str) -> dict[str, Any]:
                 unions[found.place] = None if dataset is None else len(dataset.corpus)
             if (passages := unions[found.place]) is None:
                 continue
-        else:
+        elif not composed:
             row["pool"] = max(row["pool"] or 0, pool)
         row["found"] = found.place
         row["questions"][split], row["passages"][split] = questions, passages
@@ -102,18 +106,21 @@ def _synthetic(form: str) -> dict[str, Any]:
 
 
 @cache
-def _sizes(name: str, split: str, place: str) -> tuple[int, int, int] | None:
+def _sizes(name: str, split: str, place: str, form: str | None) -> tuple[int, int, int] | None:
     """Return the numbers of questions, of passages and of candidates in the largest pool; None if unreadable."""
-    dataset = _load(name, split, "pool")
+    dataset = _load(name, split, form)
     return None if dataset is None else (len(dataset), len(dataset.corpus), dataset.max_pool or 0)
 
 
-def _load(name: str, split: str, form: str) -> RetrievalDataset | None:
-    """Return a split; None, with a line on stderr, when it is malformed, has no labels or cannot be read."""
+def _load(name: str, split: str, form: str | None) -> RetrievalDataset | None:
+    """Return a split; None, with a line on stderr, when it is malformed, has no labels or cannot be read.
+
+    ``form`` is None for a dataset that has but one.
+    """
     try:
-        return load_dataset(name, split, form=form)
+        return load_dataset(name, split, **({} if form is None else {"form": form}))
     except (ValueError, OSError) as error:
-        print(f"retrieval_gym: {name} {split} ({form}) does not load: {error}", file=sys.stderr)
+        print(f"retrieval_gym: {name} {split} ({form or 'composed'}) does not load: {error}", file=sys.stderr)
         return None
 
 

@@ -20,6 +20,8 @@ LOADERS = {
     "musique": "retrieval_gym.datasets.musique:load_musique",
     "hotpotqa": "retrieval_gym.datasets.hotpotqa:load_hotpotqa",
     "2wiki": "retrieval_gym.datasets.twowiki:load_2wiki",
+    "hotpotqa-long": "retrieval_gym.datasets.long:load_hotpotqa_long",
+    "2wiki-long": "retrieval_gym.datasets.long:load_2wiki_long",
     "custom": "retrieval_gym.datasets.jsonl:load_custom",
 }
 
