@@ -100,6 +100,10 @@ class Lookahead:
     @classmethod
     def concatenate(cls, parts: list[Lookahead]) -> Lookahead:
         """Stack what was tried at several steps."""
-        names = ("rows", "actions", "rewards", "dones")
-        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        return cls(*arrays, mdp.concatenate([part.following for part in parts]))
+        return cls(
+            rows=np.concatenate([part.rows for part in parts]),
+            actions=np.concatenate([part.actions for part in parts]),
+            rewards=np.concatenate([part.rewards for part in parts]),
+            dones=np.concatenate([part.dones for part in parts]),
+            following=mdp.concatenate([part.following for part in parts]),
+        )
