@@ -17,15 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_gym import RetrievalDataset, load_dataset, mdp
-from retrieval_gym.retrieval import (
-    BM25Retriever,
-    OracleRetriever,
-    RandomRetriever,
-    Retriever,
-    greedy_chain,
-    rank,
-    single_search,
-)
+from retrieval_gym.chains import greedy_chain, single_search
+from retrieval_gym.retrieval import BM25Retriever, OracleRetriever, RandomRetriever, Retriever, rank
 
 STEPS = 4
 

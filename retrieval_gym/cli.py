@@ -10,7 +10,7 @@ from importlib import import_module
 
 from retrieval_gym import __version__
 
-COMMANDS = ("datasets", "play", "evaluate")
+COMMANDS = ("datasets", "play", "evaluate", "diagnose")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

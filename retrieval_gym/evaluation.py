@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from retrieval_gym import mdp, metrics, rewards
 from retrieval_gym.ceilings import count_candidates, metric_ceilings
+from retrieval_gym.chains import BEAMS, SEARCHES, Chains, final_ranking, stop_by_threshold
 from retrieval_gym.datasets.base import RetrievalDataset
 from retrieval_gym.files import write_text
 from retrieval_gym.metrics import paired_bootstrap
-from retrieval_gym.retrieval import Chains, Retriever, final_ranking, greedy_chain, single_search, stop_by_threshold
+from retrieval_gym.protocol import align, describe_questions, protocol_lines
+from retrieval_gym.ranking import Retriever
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -29,10 +31,12 @@ CONFIDENCE, SAMPLES, BOOTSTRAP_SEED = 0.95, 10_000, 0
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What one retriever reached on N questions.
+    """What one retriever reached on N questions with one kind of search.
 
     Attributes:
-        retriever: its name in tables.
+        retriever: its name in tables, with the search in brackets where that is not greedy.
+        search: ``"greedy"``, ``"single"`` or ``"beam"``.
+        beams: how many chains of a question were kept at each step; 1 where ``search`` is not ``"beam"``.
         dataset: what was asked.
         chains: every pick and search.
         ranking: the final ranking, corpus ids int64 ``(N, max(ks))``.
@@ -41,10 +45,13 @@ class Evaluation:
         metrics: one float64 ``(N,)`` array a metric; those that begin with ``stopped_`` are after early stopping.
         ceilings: the largest value each metric can take on each question under this budget, ``(N,)``.
         batch_size: how many questions were searched at once.
+        encoder_calls: how many states the retriever encoded, None where it does not count them.
         sample_seed: of the sample of questions, None where all or the caller's own were asked.
     """
 
     retriever: str
+    search: str
+    beams: int
     dataset: RetrievalDataset
     chains: Chains
     ranking: Ids
@@ -53,6 +60,7 @@ class Evaluation:
     metrics: dict[str, Floats]
     ceilings: dict[str, Floats]
     batch_size: int
+    encoder_calls: int | None
     sample_seed: int | None
 
     def mean(self, metric: str) -> float:
@@ -67,30 +75,17 @@ class Evaluation:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Every assumption behind the figures, JSON-able; two evaluations with the same one can be compared."""
-        dataset, chains = self.dataset, self.chains
-        sizes = count_candidates(dataset, chains.questions)
-        pool = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
+        """Every assumption behind the figures, JSON-able; two that differ in ``search`` alone can be compared."""
         early = None if self.threshold is None else f"before the first pick scored below {self.threshold:g}"
-        asked = f"{len(chains)} of {len(dataset)}"
-        if self.sample_seed is not None:
-            asked += f", a random sample with seed {self.sample_seed}"
-        whole = all(dataset.pool(int(i)) is None for i in chains.questions)
-        copies = int((dataset.corpus.canonical != np.arange(len(dataset.corpus))).sum())
         return {
-            "dataset": dataset.name,
-            "split": dataset.split,
-            "source": dataset.source,
-            "questions": asked,
-            "dropped": dict(dataset.dropped),
-            "candidates": f"{pool} passages, " + ("the whole corpus" if whole else "each question's own pool"),
-            "steps": chains.picked.shape[1],
+            **describe_questions(self.dataset, self.chains.questions, self.sample_seed),
+            "steps": self.chains.picked.shape[1],
+            "search": _describe_search(self.search, self.beams),
             "stopping": "the whole budget is spent, gold never stops a chain",
             "early_stopping": early,
-            "ranking": "picked passages in pick order, then all others by their best score at any step",
+            "ranking": "picked passages in pick order, then all others by their best score in any search",
             "ties": "lowest passage id after rounding scores to 1e-6",
             "ranks": list(self.ks),
-            "copies": f"{copies} passages repeat the title and text of another and count as the same one",
             "exact_match": "support_em: set of picked = set of gold; all_gold_picked: every gold passage is picked",
             "episodic_return": "reward 'complete', undiscounted, over the whole budget",
             "intervals": f"{CONFIDENCE:.0%} percentile bootstrap over questions, {SAMPLES:,} resamples",
@@ -121,12 +116,17 @@ class Evaluation:
 
     @property
     def cost(self) -> dict[str, float | int]:
-        """Searches and time a question; the time is that of ``search`` alone at this batch size."""
-        return {
-            "searches_per_question": self.chains.step_ids.shape[1],
-            "milliseconds_per_question": 1000 * self.chains.seconds / len(self.chains),
-            "batch_size": self.batch_size,
-        }
+        """Searches, encoder calls and time a question; the time is that of ``search`` alone at this batch size.
+
+        A search is one state that is searched with, a call of the encoder one state that it encodes: equal states of a
+        batch may share one. ``encoder_calls_per_question`` is there where the retriever counts ``encoder_calls``.
+        """
+        size = len(self.chains)
+        cost: dict[str, float | int] = {"searches_per_question": int(self.chains.searches.sum()) / size}
+        if self.encoder_calls is not None:
+            cost["encoder_calls_per_question"] = self.encoder_calls / size
+        cost |= {"milliseconds_per_question": 1000 * self.chains.seconds / size, "batch_size": self.batch_size}
+        return cost
 
     def summary(self) -> dict[str, dict[str, dict[str, float | int]]]:
         """Return mean, 95% interval, ceiling and number of questions of each metric and group.
@@ -154,6 +154,7 @@ class Evaluation:
             gold = {int(canonical[g]) for g in question.gold}
             record: dict[str, Any] = {
                 "retriever": self.retriever,
+                "search": self.search,
                 "id": question.id,
                 "question": question.text,
                 "hops": question.hops,
@@ -189,7 +190,8 @@ def evaluate(
     steps: int,
     ks: Sequence[int] = (2, 5, 10),
     threshold: float | None = None,
-    single: bool = False,
+    search: str = "greedy",
+    beams: int = BEAMS,
     questions: Ids | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -205,35 +207,43 @@ def evaluate(
         steps: the budget T, picks a question.
         ks: ranks at which the final ranking is scored.
         threshold: adds the metrics of chains that stop before the first pick scored below it.
-        single: one search with the question alone, whose first T passages are the picked set, instead of T searches.
+        search: ``"greedy"``: T searches, each with the passages picked before; ``"single"``: one search with the
+            question alone, whose first T passages are the picked set; ``"beam"``: see ``beam_chain``.
+        beams: how many chains of a question ``"beam"`` keeps; the others keep one.
         questions: indices of the questions to ask, int64; all by default.
         limit: asks a random sample of this size instead.
         seed: of that sample.
         batch_size: how many questions are searched at once; the latency is measured at it.
         depth: how many passages each search returns, at least ``max(ks)``.
-        name: in tables; the class's name by default.
+        name: in tables; the class's name by default. A search that is not greedy is added in brackets.
 
     Raises:
-        ValueError: when a number is out of range, ``questions`` and ``limit`` are both given, or the retriever breaks
-            its contract.
+        ValueError: when a number is out of range, ``search`` is unknown, ``questions`` and ``limit`` are both given, or
+            the retriever breaks its contract.
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}: give at least one rank, each from 1")
     mdp.check_max_steps(steps, "steps")
     if threshold is not None and not np.isfinite(threshold):
         raise ValueError(f"threshold is {threshold}: give a finite number, or None to spend the whole budget")
+    if search not in SEARCHES:
+        raise ValueError(f"unknown search {search!r}: choose one of {', '.join(SEARCHES)}")
     if questions is not None and limit is not None:
         raise ValueError("questions and limit are both given: choose one")
     sampled = limit is not None and limit < len(dataset)
     asked = sample_questions(dataset, limit, seed) if questions is None else np.asarray(questions, np.int64)
     if len(asked) and not (0 <= asked.min() and asked.max() < len(dataset)):
         raise ValueError(f"questions run from {asked.min()} to {asked.max()}: there are {len(dataset)}")
-    play = single_search if single else greedy_chain
     ks = tuple(sorted(set(ks)))
+    play = partial(SEARCHES[search], beams=beams) if search == "beam" else SEARCHES[search]
+    suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
+    calls = getattr(retriever, "encoder_calls", None)
     chains = play(retriever, dataset, asked, steps, batch_size=batch_size, depth=max(depth, ks[-1]))
     ranking = final_ranking(chains, ks[-1])
     return Evaluation(
-        retriever=name or type(retriever).__name__,
+        retriever=(name or type(retriever).__name__) + suffix,
+        search=search,
+        beams=beams if search == "beam" else 1,
         dataset=dataset,
         chains=chains,
         ranking=ranking,
@@ -242,8 +252,19 @@ def evaluate(
         metrics=_score(dataset, chains, ranking, ks, threshold),
         ceilings=metric_ceilings(dataset, asked, steps, ks, stopped=threshold is not None),
         batch_size=batch_size,
+        encoder_calls=None if calls is None else int(retriever.encoder_calls - calls),  # type: ignore[attr-defined]
         sample_seed=seed if sampled else None,
     )
+
+
+def _describe_search(search: str, beams: int) -> str:
+    how = {
+        "greedy": "each step searches with the state and picks the best passage",
+        "single": "one search with the question alone, whose first passages are the picked ones",
+        "beam": f"each step searches with the {beams} best chains so far, by the sum of their picks' scores; a set of "
+        "passages is one chain in any order; the best chain's passages are the picked ones",
+    }
+    return f"{search}: {how[search]}"
 
 
 def _score(
@@ -290,17 +311,18 @@ def _returns(dataset: RetrievalDataset, chains: Chains) -> Floats:
 
 
 def table(evaluations: Evaluation | Sequence[Evaluation]) -> str:
-    """Return a plain-text table of one or several retrievers with the assumptions above it.
+    """Return a plain-text table of one or several retrievers and searches, assumptions above it, costs below.
 
     Raises:
-        ValueError: when there is none, or they were not scored under one protocol.
+        ValueError: when there is none, or they differ in more than retriever and search.
     """
     evaluations = [evaluations] if isinstance(evaluations, Evaluation) else list(evaluations)
     if not evaluations:
         raise ValueError("there is no evaluation to show: pass at least one")
     first = evaluations[0]
     for other in evaluations[1:]:
-        if other.protocol != first.protocol or not np.array_equal(other.chains.questions, first.chains.questions):
+        same = {**other.protocol, "search": None} == {**first.protocol, "search": None}
+        if not same or not np.array_equal(other.chains.questions, first.chains.questions):
             raise ValueError(
                 f"{first.retriever} and {other.retriever} were not scored alike: one table cannot hold both"
             )
@@ -314,25 +336,31 @@ def table(evaluations: Evaluation | Sequence[Evaluation]) -> str:
             if ceiling:
                 row.append(f"{cell['ceiling']:.3f}" if cell.get("ceiling", 1) < 1 else "")
             rows.append(row)
-    protocol = {key.replace("_", " "): value for key, value in first.protocol.items() if value}
-    lines = [f"{key}: {_plain(value)}" for key, value in protocol.items()]
+    return "\n".join([*_heading(evaluations), "", *align(rows), "", *align(_costs(evaluations))])
+
+
+def _heading(evaluations: list[Evaluation]) -> list[str]:
+    """State what the evaluations of one table assume, a line each."""
+    first = evaluations[0]
+    searches = list(dict.fromkeys(e.protocol["search"] for e in evaluations))
+    lines = []
+    for key, value in first.protocol.items():
+        for item in searches if key == "search" else [value]:
+            lines += protocol_lines({key: item})
     sizes = count_candidates(first.dataset, first.chains.questions)
     full = [k for k in first.ks if k >= sizes.max()]
     if full:
         lines.append(
             f"note: {full[0]} places hold every candidate (at most {sizes.max()}), so @{full[0]} says nothing here"
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
+    return lines
+
+
+def _costs(evaluations: list[Evaluation]) -> list[list[str]]:
+    rows = [["cost a question", "searches", "encoder calls", "milliseconds", "questions at once"]]
     for e in evaluations:
-        lines.append(
-            f"{e.retriever}: {e.cost['milliseconds_per_question']:.2f} ms a question in batches of {e.batch_size}, "
-            f"searches a question: {e.cost['searches_per_question']}"
-        )
-    return "\n".join(lines)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {item}" for key, item in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        searches, calls = e.cost["searches_per_question"], e.cost.get("encoder_calls_per_question")
+        milliseconds = f"{e.cost['milliseconds_per_question']:.2f}"
+        counted = "" if calls is None else f"{calls:.4g}"
+        rows.append([e.retriever, f"{searches:.4g}", counted, milliseconds, str(e.batch_size)])
+    return rows

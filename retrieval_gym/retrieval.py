@@ -1,14 +1,8 @@
-"""Retrievers, the chains they walk, and the final ranking.
-
-A chain searches, picks the best passage, searches again with it in the state, and so on until its budget is used up.
-The final ranking puts the picked passages first and all others behind them by their best score at any step.
-"""
+"""Retrievers by name, and those that need no library of their own."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,17 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BM25Retriever",
-    "Chains",
     "OracleRetriever",
     "RandomRetriever",
     "Retriever",
-    "final_ranking",
-    "greedy_chain",
     "make_retriever",
     "rank",
     "round_scores",
-    "single_search",
-    "stop_by_threshold",
     "top_k",
 ]
 
@@ -127,8 +116,8 @@ def make_retriever(
     """Return a retriever by name.
 
     Args:
-        name: ``"random"``, ``"bm25"``, ``"oracle"``, ``"dense"``, ``"run:FOLDER"`` (the folder of a finished run of
-            ``agents/pqn.py``), or ``"package.module:factory"``, called with the dataset.
+        name: ``"random"``, ``"bm25"``, ``"oracle"``, ``"dense"``, ``"run:FOLDER"`` (the folder of an agent's finished
+            run), or ``"package.module:factory"``, called with the dataset.
         dataset: what is asked and picked.
         seed: of the random retriever.
         query: of BM25: ``"state"`` or ``"question"``.
@@ -158,10 +147,10 @@ def make_retriever(
         model = TextEncoder.load(name_or_path, device=resolve_device(device), layers=layers)
         return DenseRetriever(dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir)
     if name.startswith("run:"):
-        from retrieval_gym.nn.q_function import QRetriever, load_q
         from retrieval_gym.nn.run import resolve_device
+        from retrieval_gym.nn.trained import load_run
 
-        return QRetriever(load_q(name.removeprefix("run:"), resolve_device(device)), dataset, cache_dir)
+        return load_run(name.removeprefix("run:"), dataset, device=resolve_device(device), cache_dir=cache_dir)
     retriever = _import_factory(name)(dataset)
     if not callable(getattr(retriever, "search", None)):
         raise ValueError(f"{name} returned {type(retriever).__name__}, which has no method search(states, k)")
@@ -183,157 +172,3 @@ def _import_factory(name: str) -> Callable[[RetrievalDataset], Any]:
     if not callable(getattr(found, attribute, None)):
         raise ValueError(f"retriever {name!r}: module {module!r} has no callable {attribute!r}")
     return getattr(found, attribute)
-
-
-@dataclass(frozen=True)
-class Chains:
-    """N chains of T picks, from S searches each (S = T for greedy chains, 1 for a single search).
-
-    Attributes:
-        questions: indices of the questions, int64 ``(N,)``.
-        picked: corpus ids in pick order, -1 where the pool had run out, int64 ``(N, T)``.
-        scores: the score of each pick when it was made (its Q-value, the largest of that step), float32 ``(N, T)``;
-            -inf where nothing was picked.
-        step_ids: what each search returned, int64 ``(N, S, depth)``, -1 past the end.
-        step_scores: float32 ``(N, S, depth)``, -inf past the end.
-        seconds: time spent in ``search`` for all questions together.
-    """
-
-    questions: Ids
-    picked: Ids
-    scores: Scores
-    step_ids: Ids
-    step_scores: Scores
-    seconds: float
-
-    def __len__(self) -> int:
-        """Return the number of chains."""
-        return len(self.questions)
-
-
-def greedy_chain(
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    questions: Ids,
-    steps: int,
-    *,
-    batch_size: int = 256,
-    depth: int = 100,
-) -> Chains:
-    """Pick the best passage ``steps`` times for each question, always to the end of the budget.
-
-    Args:
-        retriever: who ranks the candidates.
-        dataset: what is asked and picked.
-        questions: indices of the questions, int64 ``(N,)``.
-        steps: the budget T.
-        batch_size: how many questions are searched at once.
-        depth: how many passages each search returns; the final ranking is exact down to this rank.
-
-    Raises:
-        ValueError: when there is no question, a number is below 1, or the retriever breaks its contract.
-    """
-    return _play(retriever, dataset, questions, steps, steps, batch_size, depth)
-
-
-def single_search(
-    retriever: Retriever,
-    dataset: RetrievalDataset,
-    questions: Ids,
-    steps: int,
-    *,
-    batch_size: int = 256,
-    depth: int = 100,
-) -> Chains:
-    """Search once with the question alone and pick the first ``steps`` passages; arguments as in ``greedy_chain``."""
-    return _play(retriever, dataset, questions, steps, 1, batch_size, max(depth, steps))
-
-
-def _play(
-    retriever: Retriever, dataset: RetrievalDataset, questions: Ids, steps: int, searches: int, size: int, depth: int
-) -> Chains:
-    if len(questions) == 0 or min(steps, size, depth) < 1:
-        raise ValueError(
-            f"{len(questions)} questions, {steps} steps, batch size {size}, depth {depth}: each must be at least 1"
-        )
-    shape = (len(questions), searches, depth)
-    step_ids, step_scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
-    picked = np.full((len(questions), steps), -1, np.int64)
-    scores = np.full((len(questions), steps), -np.inf, np.float32)
-    seconds = 0.0
-    for start in range(0, len(questions), size):
-        rows = slice(start, start + size)
-        states = mdp.dataset_states(dataset, questions[rows], steps)
-        for i in range(searches):
-            began = time.perf_counter()
-            found, values = retriever.search(states, depth)
-            seconds += time.perf_counter() - began
-            found, values = np.asarray(found), np.asarray(values)
-            _check_search(states, found, values, depth, len(dataset.corpus))
-            found, values = top_k(values, found, depth)  # the same tie rule for every retriever
-            step_ids[rows, i], step_scores[rows, i] = found, values
-            if searches == steps:
-                picked[rows, i], scores[rows, i] = found[:, 0], values[:, 0]
-                states = mdp.step(states, found[:, 0])
-    if searches != steps:
-        picked[:], scores[:] = step_ids[:, 0, :steps], step_scores[:, 0, :steps]
-    return Chains(np.asarray(questions, np.int64), picked, scores, step_ids, step_scores, seconds)
-
-
-def _check_search(states: mdp.States, ids: Ids, scores: Scores, k: int, num_passages: int) -> None:
-    """Raise ValueError when what a retriever returned is not what ``Retriever.search`` promises."""
-    shape = (len(states), k)
-    if ids.shape != shape or scores.shape != shape:
-        raise ValueError(f"search returned ids {ids.shape} and scores {scores.shape}: both must have shape {shape}")
-    if ids.dtype != np.int64:
-        raise ValueError(f"search returned ids of type {ids.dtype}: they must be int64")
-    if ids.min() < -1 or ids.max() >= num_passages:
-        raise ValueError(f"search returned ids from {ids.min()} to {ids.max()}: the corpus has {num_passages} passages")
-    rows = np.arange(len(states))[:, None] * num_passages
-    keys = (rows + ids)[ids >= 0]
-    if len(np.unique(keys)) != len(keys):
-        raise ValueError("search returned a passage twice for one state: ids must be distinct within a row")
-    if np.isin(keys, (rows + states.picked)[states.picked >= 0]).any():
-        raise ValueError("search returned a passage that is already picked: exclude states.picked")
-    if states.pool is not None and not np.isin(keys, (rows + states.pool)[states.pool >= 0]).all():
-        raise ValueError("search returned a passage from outside the question's pool: restrict it to states.pool")
-
-
-def final_ranking(chains: Chains, k: int) -> Ids:
-    """Rank the picked passages first, in pick order, then all others by their best score at any step.
-
-    Scores equal after rounding to 1e-6 go to the lowest id.
-
-    Args:
-        chains: N chains.
-        k: how many passages to rank, at most the chains' depth.
-
-    Returns:
-        Corpus ids int64 ``(N, k)``, -1 past the end.
-
-    Raises:
-        ValueError: when ``k`` is below 1 or exceeds the depth of the searches.
-    """
-    depth = chains.step_ids.shape[2]
-    if not 1 <= k <= depth:
-        raise ValueError(f"k is {k}: it must be from 1 to the depth of the searches, {depth}")
-    ids = chains.step_ids.reshape(len(chains), -1)
-    keys = round_scores(chains.step_scores.reshape(len(chains), -1))
-    for picked in chains.picked.T:
-        ids = np.where(ids == picked[:, None], -1, ids)
-    # Sorted by id and score, the first entry of each id carries its best score.
-    order = np.lexsort((-keys, ids), axis=1)
-    ids, keys = np.take_along_axis(ids, order, axis=1), np.take_along_axis(keys, order, axis=1)
-    ids[:, 1:][ids[:, 1:] == ids[:, :-1]] = -1
-    keys[ids < 0] = -np.inf
-    order = np.argsort(-keys, axis=1, kind="stable")
-    ranking = np.concatenate([chains.picked, np.take_along_axis(ids, order, axis=1)], axis=1)
-    return np.take_along_axis(ranking, np.argsort(ranking < 0, axis=1, kind="stable"), axis=1)[:, :k]
-
-
-def stop_by_threshold(chains: Chains, threshold: float) -> Ids:
-    """Return how many picks each chain keeps when it stops before the first pick whose score is below ``threshold``.
-
-    The score of a pick is the largest Q-value of its step, so this is Q-RAG's early stopping. int64 ``(N,)``.
-    """
-    return np.logical_and.accumulate(chains.scores >= threshold, axis=1).sum(axis=1)

@@ -1,5 +1,6 @@
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,18 @@ def _real_data() -> Path:
     if not folder:
         pytest.skip("RETRIEVAL_GYM_DATA is not set")
     return Path(folder)
+
+
+@contextmanager
+def skip_without_data(env_id: str) -> Iterator[None]:
+    """Skip, with the reason, where this environment's data are not here or too small a part of them is."""
+    if env_id in {"ChainRetrieval-v0", "ChainRetrieval-Custom-v0"}:
+        pytest.skip("has no data of its own")
+    try:
+        yield
+    except FileNotFoundError as error:
+        pytest.skip(f"no data: {str(error).splitlines()[0]}")
+    except ValueError as error:
+        if "can be composed" not in str(error):
+            raise
+        pytest.skip(f"too small a part of the data: {error}")

@@ -43,7 +43,8 @@ def call(folder, *arguments):
 def test_several_retrievers_stand_in_one_table_and_in_files(folder, tmp_path, capsys):
     pytest.importorskip("bm25s")
     out, lines = tmp_path / "eval.json", tmp_path / "chains.jsonl"
-    arguments = ["--retriever", "random", "bm25", "oracle", "--single", "--steps", "2", "--ks", "2", "3"]
+    arguments = ["--retriever", "random", "bm25", "oracle", "--search", "greedy", "single", "beam", "--beams", "2"]
+    arguments += ["--steps", "2", "--ks", "2", "3"]
     assert call(folder, *arguments, "--threshold", "0.5", "--out", str(out), "--per-question", str(lines)) == 0
     text = capsys.readouterr().out
     for part in (
@@ -52,13 +53,16 @@ def test_several_retrievers_stand_in_one_table_and_in_files(folder, tmp_path, ca
         "2 of 2",
         "6 passages, the whole corpus",
         "oracle (single)",
+        "oracle (beam 2)",
+        "cost a question",
         "ceiling",
         "complete@3",
     ):
         assert part in text
     report = json.loads(out.read_text())
-    names = ["random", "random (single)", "bm25", "bm25 (single)", "oracle", "oracle (single)"]
+    names = [name + search for name in ("random", "bm25", "oracle") for search in ("", " (single)", " (beam 2)")]
     assert [e["retriever"] for e in report["evaluations"]] == names
+    assert [e["cost"]["searches_per_question"] for e in report["evaluations"]] == [2, 1, 3] * 3
     scores = {e["retriever"]: e["metrics"] for e in report["evaluations"]}
     # BM25 goes from "amber" over "birch" to p1, which the question alone ties with all the rest but ranks second by id.
     assert scores["bm25"]["all_gold_picked"]["2"]["mean"] == 1
@@ -122,6 +126,9 @@ def test_a_factory_in_the_working_directory_is_found(folder, tmp_path):
         (["--retriever", "random", "--ks", "0"], "ks is [0]"),
         (["--retriever", "random", "--split", "validation"], "unknown split 'validation'"),
         (["--retriever", "random", "random"], "name each once"),
+        (["--retriever", "random", "--search", "beam", "greedy", "beam"], "name each once"),
+        (["--retriever", "random", "--beams", "4"], "--beams is for the search beam, which is not asked for"),
+        (["--retriever", "random", "--search", "beam", "--beams", "0"], "--beams must be at least 1, got 0"),
         (["--retriever", "random", "--layers", "0", "2"], "--layers is for the retriever dense"),
         (["--retriever", "random", "--max-passage-tokens", "9"], "--max-passage-tokens is for the retriever dense"),
         (["--retriever", "random", "--query", "state"], "--query is for the retriever bm25"),
@@ -207,7 +214,8 @@ def test_json_nested_too_deeply_is_named(folder, capsys):
     "arguments",
     [["datasets"], ["play", "ChainRetrieval-Synthetic-v0", "--agent", "random", "--env-kwargs", "num_questions=3"]],
 )
-def test_output_that_nobody_takes_leaves_no_traceback(arguments):
+def test_output_that_nobody_takes_leaves_no_traceback(arguments, monkeypatch):
+    monkeypatch.delenv("RETRIEVAL_GYM_DATA", raising=False)  # what loading leaves out is told on stderr
     command = [sys.executable, "-m", "retrieval_gym.cli", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)

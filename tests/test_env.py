@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import make_dataset
+from conftest import make_dataset, skip_without_data
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,16 +43,8 @@ def test_check_env_of_the_custom_id(tmp_path, quiet):
 
 @pytest.mark.parametrize("env_id", sorted(set(ENVIRONMENTS) - {ENV_ID}))
 def test_check_env_of_every_id_whose_data_are_present(env_id, quiet):
-    if env_id == "ChainRetrieval-Custom-v0":
-        pytest.skip("has no data of its own")
-    try:
+    with skip_without_data(env_id):
         env = gym.make(env_id)
-    except FileNotFoundError as error:
-        pytest.skip(f"no data: {str(error).splitlines()[0]}")
-    except ValueError as error:
-        if "can be composed" not in str(error):
-            raise
-        pytest.skip(f"too small a part of the data: {error}")
     check_env(env.unwrapped)
 
 

@@ -133,8 +133,8 @@ def test_random_recall_is_the_share_of_the_pool_that_is_ranked():
     questions = [Question(str(i), "?", tuple(int(g) for g in rng.permutation(20)[:2])) for i in range(2000)]
     dataset = RetrievalDataset("hand", "dev", corpus, questions, [np.arange(20)] * 2000)
     retriever = RandomRetriever(dataset, 1)
-    for single in (False, True):
-        result = evaluate(retriever, dataset, steps=4, ks=(5, 10), single=single)
+    for search in ("greedy", "single"):
+        result = evaluate(retriever, dataset, steps=4, ks=(5, 10), search=search)
         for k in (5, 10):
             cell = result.summary()[f"recall@{k}"]["all"]
             assert cell["mean"] == pytest.approx(k / 20, abs=0.03)
@@ -143,13 +143,70 @@ def test_random_recall_is_the_share_of_the_pool_that_is_ranked():
         assert result.summary()["complete@10"]["all"]["questions"] == 2000
 
 
-def test_single_search_costs_one_search():
+class Counting(RandomRetriever):
+    """Counts each state as one that was encoded, from a number that is not 0."""
+
+    encoder_calls = 100
+
+    def search(self, states, k):
+        self.encoder_calls += len(states)
+        return super().search(states, k)
+
+
+def test_each_search_has_its_cost():
     dataset = hand_made()
-    chain = evaluate(RandomRetriever(dataset), dataset, steps=3)
-    single = evaluate(RandomRetriever(dataset), dataset, steps=3, single=True)
-    assert (chain.cost["searches_per_question"], single.cost["searches_per_question"]) == (3, 1)
-    assert single.chains.picked.shape == (3, 3)
-    assert chain.cost["milliseconds_per_question"] > 0
+    retriever = Counting(dataset)
+    searches = {"greedy": 4, "single": 1, "beam": 1 + 4 + 4 + 4}
+    for search, count in searches.items():
+        result = evaluate(retriever, dataset, steps=4, search=search)
+        assert result.chains.picked.shape == (3, 4)
+        assert result.cost["searches_per_question"] == result.cost["encoder_calls_per_question"] == count
+        assert result.cost["milliseconds_per_question"] > 0 and result.cost["batch_size"] == 256
+    cost = evaluate(retriever, dataset, steps=3, search="beam", beams=2).cost
+    assert cost["searches_per_question"] == cost["encoder_calls_per_question"] == 1 + 2 + 2
+    assert "encoder_calls_per_question" not in evaluate(RandomRetriever(dataset), dataset, steps=3).cost
+
+
+def test_a_beam_is_scored_by_its_best_chain_and_every_search():
+    """The first pick pays .9 or .8, the second .1 or .6: two beams find the gold that the greedy chain misses."""
+
+    class Late:
+        def search(self, states, k):
+            scores = np.tile(np.linspace(0.02, 0.01, 10), (len(states), 1))
+            scores[:, [1, 2]] = np.where(states.count[:, None] == 0, [[0.8, 0.1]], [[0.1, 0.05]])
+            scores[states.count == 0, 0] = 0.9
+            scores[(states.picked == 1).any(axis=1), 2] = 0.6
+            return rank(states, scores, k)
+
+    for search, ranking, recall in (("greedy", [0, 1, 2], 0.5), ("beam", [1, 2, 0], 1)):
+        result = evaluate(Late(), hand_made(), steps=2, ks=(2, 3), search=search, beams=2, questions=[1])
+        assert_array_equal(result.chains.picked, [ranking[:2]])
+        assert_array_equal(result.ranking, [ranking])
+        assert result.mean("support_recall") == result.mean("recall@2") == recall
+
+
+def test_searches_stand_in_one_table_under_one_protocol():
+    dataset = hand_made()
+    results = [
+        evaluate(retriever, dataset, steps=2, search=search, beams=3)
+        for retriever in (Counting(dataset), OracleRetriever(dataset))
+        for search in ("greedy", "single", "beam")
+    ]
+    first, *others = [result.protocol for result in results]
+    for protocol in others:
+        assert {key for key in first if protocol[key] != first[key]} <= {"search"}
+    lines = table(results).splitlines()
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("search:")] == ["greedy", "single", "beam"]
+    assert any(line.startswith("search: beam: each step searches with the 3 best chains") for line in lines)
+    start = next(i for i, line in enumerate(lines) if line.startswith("cost a question"))
+    assert lines[start].split("  ")[0] == "cost a question" and len(lines) == start + 1 + len(results)
+    names = ["Counting", "Counting (single)", "Counting (beam 3)"]
+    for line, name, searches in zip(lines[start + 1 :], names, ("2", "1", "4"), strict=False):
+        cells = line.removeprefix(name).split()
+        assert line.startswith(name) and (cells[0], cells[1], cells[3]) == (searches, searches, "256")
+    assert lines[-1].startswith("OracleRetriever (beam 3)") and len(lines[-1].split()) == 6  # it encodes nothing
+    assert [result.retriever for result in results[:3]] == names
+    assert [next(result.records())["search"] for result in results[:3]] == ["greedy", "single", "beam"]
 
 
 def test_the_protocol_states_every_assumption():
@@ -252,6 +309,8 @@ def test_bad_arguments_are_refused():
         ("there are 3", {"questions": [3]}),
         ("0 questions", {"questions": []}),
         ("each must be at least 1", {"batch_size": 0}),
+        ("unknown search 'wide': choose one of greedy, single, beam", {"search": "wide"}),
+        ("beams is 0", {"search": "beam", "beams": 0}),
     ]:
         with pytest.raises(ValueError, match=message):
             evaluate(retriever, dataset, steps=2, **arguments)

@@ -3,24 +3,20 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from retrieval_gym import mdp
+from retrieval_gym.chains import Chains, final_ranking, greedy_chain, single_search, stop_by_threshold
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset
 from retrieval_gym.retrieval import (
     BM25Retriever,
-    Chains,
     OracleRetriever,
     RandomRetriever,
     Retriever,
-    final_ranking,
-    greedy_chain,
     make_retriever,
     rank,
-    single_search,
-    stop_by_threshold,
     top_k,
 )
 
@@ -68,6 +64,7 @@ def brute_force(scores, ids, k):
     return [row + [-1] * (k - len(row)) for row in rows]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 9), st.booleans())
 def test_top_k_equals_sorting_by_rounded_score_and_id(seed, k, width, shared):
     rng = np.random.default_rng(seed)
@@ -222,6 +219,7 @@ def test_greedy_chain_with_batches_of_any_size_is_the_same():
         assert_array_equal(whole.picked, parts.picked)
         assert_array_equal(whole.step_ids, parts.step_ids)
         assert_array_equal(whole.picked, whole.step_ids[:, :, 0])
+        assert_array_equal(whole.searches, 4)
 
 
 def test_chain_goes_on_with_nothing_when_the_pool_runs_out():
@@ -243,6 +241,7 @@ def test_final_ranking_by_hand():
         scores=np.array([[0.9, 0.2]], np.float32),
         step_ids=np.array([[[9, 5, 2, 4], [4, 7, 2, -1]]]),
         step_scores=np.array([[[0.9, 0.5, 0.3, 0.1], [0.8, 0.5, 0.4, nothing]]], np.float32),
+        searches=np.array([2]),
         seconds=0.0,
     )
     # Picked 9 and 4; then 5 and 7 tie at .5 (lowest id first), and 2 counts with its best score, .4.
@@ -251,6 +250,7 @@ def test_final_ranking_by_hand():
         final_ranking(chains, 5)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_final_ranking_equals_a_dictionary_of_best_scores(seed, k):
     rng = np.random.default_rng(seed)
@@ -277,12 +277,13 @@ def test_single_search_ranks_by_the_question_alone():
     assert_array_equal(final_ranking(chains, 10), ids)
     assert_array_equal(chains.picked, ids[:, :4])
     assert_array_equal(chains.scores, scores[:, :4])
+    assert_array_equal(chains.searches, 1)
 
 
 def test_stop_by_threshold_stops_at_the_first_low_score():
     scores = np.array([[0.9, 0.1, 0.8], [0.2, 0.2, 0.2], [0.1, 0.9, 0.9]], np.float32)
-    empty = np.zeros((3, 3, 1))
-    chains = Chains(np.arange(3), np.zeros((3, 3), int), scores, empty.astype(int), empty.astype(np.float32), 0.0)
+    ids, values = np.zeros((3, 3, 1), int), np.zeros((3, 3, 1), np.float32)
+    chains = Chains(np.arange(3), np.zeros((3, 3), int), scores, ids, values, np.full(3, 3), 0.0)
     assert_array_equal(stop_by_threshold(chains, 0.15), [1, 3, 0])
 
 

@@ -3,7 +3,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import make_dataset
+from conftest import make_dataset, skip_without_data
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.utils.passive_env_checker import data_shares_objects
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -154,12 +154,8 @@ def test_make_vec_uses_the_native_environment_by_default(dataset):
 
 @pytest.mark.parametrize("env_id", sorted(ENVIRONMENTS))
 def test_make_vec_of_every_id_whose_data_are_present(env_id, recwarn):
-    if env_id in {"ChainRetrieval-v0", "ChainRetrieval-Custom-v0"}:
-        pytest.skip("has no data of its own")
-    try:
+    with skip_without_data(env_id):
         envs = gym.make_vec(env_id, num_envs=2)
-    except FileNotFoundError as error:
-        pytest.skip(f"no data: {str(error).splitlines()[0]}")
     first = envs.reset(seed=1)
     assert first[0] in envs.observation_space
     for _ in range(2 * envs.max_steps):

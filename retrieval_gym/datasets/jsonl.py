@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from retrieval_gym.datasets.base import Corpus, Ids, Question, RetrievalDataset
-from retrieval_gym.datasets.readers import Record, get_field, get_strings, get_text, read_jsonl
+from retrieval_gym.datasets.readers import Record, get_field, get_key, get_strings, get_text, read_jsonl
 
 
 def load_custom(split: str = "train", path: str | Path | None = None, form: str | None = None) -> RetrievalDataset:
@@ -97,7 +96,7 @@ def read_corpus(path: str | Path) -> Corpus:
     texts: list[str] = []
     lines: dict[str, str] = {}
     for where, record in read_jsonl(path):
-        key = _id(record.get("id"), "id", where)
+        key = get_key(record.get("id"), "id", where)
         if key in lines:
             raise ValueError(f"{where}: passage id {key!r} occurs twice, first at {lines[key]}: make ids unique")
         lines[key] = where
@@ -134,7 +133,7 @@ def read_questions(
     pools: list[Ids | None] = []
     lines: dict[str, str] = {}
     for where, record in read_jsonl(path):
-        key = _id(record.get("id"), "id", where)
+        key = get_key(record.get("id"), "id", where)
         if key in lines:
             raise ValueError(f"{where}: question id {key!r} occurs twice, first at {lines[key]}: make ids unique")
         lines[key] = where
@@ -159,7 +158,7 @@ def read_questions(
 
 
 def _corpus_ids(record: Record, name: str, where: str, corpus: Corpus, corpus_file: str | Path) -> tuple[int, ...]:
-    keys = [_id(value, name, where) for value in get_field(record, name, list, where)]
+    keys = [get_key(value, name, where) for value in get_field(record, name, list, where)]
     if not keys:
         raise ValueError(f"{where}: field {name!r} is empty: name at least one passage, or remove the question")
     for key in keys:
@@ -173,12 +172,6 @@ def _corpus_ids(record: Record, name: str, where: str, corpus: Corpus, corpus_fi
 def _twice(keys: Iterable[str]) -> str:
     seen: set[str] = set()
     return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-
-
-def _id(value: Any, name: str, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise ValueError(f"{where}: field {name!r} must be a string or an integer, got {value!r:.80}")
-    return str(value)
 
 
 def _questions_path(folder: Path, split: str) -> Path:

@@ -174,3 +174,14 @@ def _object(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: must be a JSON object, got {value!r:.80}")
     return value
+
+
+def get_key(value: Any, name: str, where: str) -> str:
+    """Return an identifier as a string.
+
+    Raises:
+        ValueError: when it is neither a string that is not empty nor a whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise ValueError(f"{where}: field {name!r} must be a string or an integer, got {value!r:.80}")
+    return str(value)

@@ -1,0 +1,154 @@
+"""``retrieval_gym diagnose``: how often chains carry wrong passages, and what these cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from retrieval_gym import mdp
+from retrieval_gym.chain_logs import read_chain_logs
+from retrieval_gym.chains import greedy_chain
+from retrieval_gym.commands.retrievers import (
+    add_question_arguments,
+    add_retriever_arguments,
+    check_outputs,
+    check_retriever_arguments,
+    load_questions,
+    named_retriever,
+)
+from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.diagnostics import Asked, Reached, Walk, ask, reach
+from retrieval_gym.evaluation import sample_questions
+from retrieval_gym.files import write_text
+from retrieval_gym.mismatch import MismatchReport
+from retrieval_gym.plots import check_picture, mismatch_figure, save_figure
+from retrieval_gym.ranking import Ids, Retriever, Scores
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand and its arguments."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="measure the state mismatch of retrievers and of logged chains",
+        description="Measure how often chains hold wrong passages while gold is missing, how the next step fares by "
+        "their number, and what deleting them gains.",
+    )
+    add_question_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--chains",
+        nargs="+",
+        default=[],
+        metavar="FILE.jsonl",
+        help="logged chains: one object a line with the question's id and the picked passages' ids, "
+        '{"id": "q7", "picked": ["p3", "p41"]}, or what evaluate --per-question wrote; one or several files',
+    )
+    add_retriever_arguments(parser, required=False)
+    add(
+        "--states-from",
+        metavar="NAME",
+        help="whose states every retriever is asked about: one of --retriever, or log:NAME, where NAME is the field "
+        "'retriever' or else the file's name (default: the first log, else the first retriever)",
+    )
+    add("--out", metavar="FILE.json", help="write every figure and assumption as JSON")
+    add("--picture", metavar="FILE.png|svg", help="draw the mismatch by step and the success by wrong passages")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Walk, ask, print and write; return the exit status."""
+    _check(args)
+    dataset, max_steps = load_questions(args)
+    logs = read_chain_logs(args.chains, dataset) if args.chains else {}
+    names = [*logs, *args.retriever]
+    source = names[0] if args.states_from is None else args.states_from
+    if source not in names:
+        raise ValueError(f"--states-from {source!r} is not among the systems: choose one of {', '.join(names)}")
+    questions = next(iter(logs.values())).questions if logs else sample_questions(dataset, args.limit, args.seed)
+    steps = mdp.check_max_steps(max_steps if args.steps is None else args.steps, "steps")
+    reached, asked = _play(args, dataset, logs, source, questions, steps)
+    sampled = not logs and len(questions) < len(dataset)
+    report = MismatchReport(
+        dataset=dataset,
+        reached=tuple(reached[name] for name in names),
+        source=source,
+        fixed=reached[source].distinct()[0],
+        asked=tuple(asked[name] for name in sorted(asked, key=lambda name: (name != source, names.index(name)))),
+        sample_seed=args.seed if sampled else None,
+    )
+    print(f"environment: {args.env}")
+    print(report.table())
+    if args.out is not None:
+        text = json.dumps({"environment": args.env} | report.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+        write_text(args.out, text + "\n")
+    if args.picture is not None:
+        save_figure(mismatch_figure(report), args.picture)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse, before any work, what could not be done and options that would do nothing."""
+    if not args.retriever and not args.chains:
+        raise ValueError("there is nothing to diagnose: name a --retriever, give logged --chains, or both")
+    check_retriever_arguments(args)
+    if args.chains and args.limit is not None:
+        raise ValueError(f"--limit {args.limit} would do nothing: the logged --chains say which questions are asked")
+    if not args.retriever and args.steps is not None:
+        raise ValueError(f"--steps {args.steps} would do nothing: logged chains have the steps that they have")
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
+    check_outputs({"--out": args.out, "--picture": args.picture})
+    if args.picture is not None:
+        check_picture(args.picture)
+
+
+def _play(
+    args: argparse.Namespace,
+    dataset: RetrievalDataset,
+    logs: dict[str, Walk],
+    source: str,
+    questions: Ids,
+    steps: int,
+) -> tuple[dict[str, Reached], dict[str, Asked]]:
+    """Return each system's own chains, and what the retrievers and the source do in the source's states."""
+    reached = {name: reach(name, walk, dataset) for name, walk in logs.items()}
+    asked = {}
+    if source in logs:
+        asked[source] = Asked(source, reached[source].distinct()[1], None)
+    # The source goes first, since the others are asked about its states; one retriever at a time is held in memory.
+    for name in sorted(args.retriever, key=lambda name: name != source):
+        if name.partition(":")[0] in ("dense", "run"):
+            size = len(dataset.corpus)
+            print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
+        retriever = _Reporting(name, named_retriever(name, args, dataset))
+        retriever.start(f"{steps} steps of {len(questions)} questions", steps * len(questions))
+        chains = greedy_chain(retriever, dataset, questions, steps, batch_size=args.batch_size)
+        reached[name] = reach(name, chains, dataset)
+        fixed, success = reached[source].distinct()
+        known = success if name == source else None
+        total = int((fixed.wrong > 0).sum()) + (0 if name == source else len(fixed))
+        retriever.start(f"{total} states that {source} reached, wrong passages deleted or not", total)
+        asked[name] = ask(name, retriever, fixed, dataset, batch_size=args.batch_size, success=known)
+    return reached, asked
+
+
+class _Reporting:
+    """A retriever that tells on stderr how many states it has searched with, every few seconds."""
+
+    def __init__(self, name: str, retriever: Retriever) -> None:
+        self.name, self.retriever = name, retriever
+
+    def start(self, task: str, total: int) -> None:
+        self.task, self.total, self.done, self.told = task, total, 0, time.monotonic()
+
+    def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
+        found = self.retriever.search(states, k)
+        self.done += len(states)
+        if time.monotonic() - self.told > SECONDS_BETWEEN_LINES:
+            self.told = time.monotonic()
+            print(f"{self.name}: {self.done} of {self.total} searches ({self.task})", file=sys.stderr, flush=True)
+        return found

@@ -1,0 +1,148 @@
+"""The arguments that name retrievers, questions and output files, for every subcommand that plays retrievers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrieval_gym.bm25 import QUERIES
+from retrieval_gym.commands.common import parse_env_kwargs
+from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.ranking import Retriever
+from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
+from retrieval_gym.retrieval import RETRIEVERS, make_retriever
+
+RUN_OPTIONS = ("device", "cache_dir")
+DENSE_ONLY = ("encoder", "device", "layers", "max_passage_tokens", "cache_dir")
+
+
+def add_question_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is asked."""
+    add = parser.add_argument
+    add("--env", required=True, metavar="ID", help="environment id, such as ChainRetrieval-MuSiQue-v0")
+    add("--split", default="dev", help="train, dev or test (default: dev)")
+    add("--env-kwargs", nargs="+", default=[], metavar="KEY=VALUE", help="what gym.make would take, such as path=DIR")
+
+
+def add_retriever_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the arguments that say who is played, and on how many questions."""
+    add = parser.add_argument
+    add(
+        "--retriever",
+        nargs="+",
+        default=[],
+        required=required,
+        metavar="NAME",
+        help=f"{', '.join(RETRIEVERS)}, dense:ENCODER (a Hub id or directory), run:FOLDER (a finished run), or "
+        "package.module:factory, a function that takes the dataset; one or several",
+    )
+    add("--steps", type=int, help="picks a question (default: the environment's max_steps)")
+    add("--limit", type=int, help="ask a random sample of this many questions")
+    add("--seed", type=int, default=0, help="of the sample and of the random retriever (default: 0)")
+    add("--batch-size", type=int, default=256, help="questions searched at once (default: 256)")
+    add("--query", choices=QUERIES, help="bm25: search with the state, the default, or with the question at every step")
+    add("--encoder", metavar="NAME_OR_PATH", help="dense: Hub id or directory (default: the package's own)")
+    add("--device", help="dense: auto, cpu, cuda or mps (default: auto)")
+    add("--layers", type=int, nargs="+", help="dense: transformer layers to keep, such as 0 2 5")
+    add("--max-passage-tokens", type=int, help="dense: where passages are cut (default: the encoder's limit)")
+    add("--cache-dir", metavar="DIR", help="dense: where corpus embeddings are kept")
+
+
+def load_questions(args: argparse.Namespace) -> tuple[RetrievalDataset, int]:
+    """Load what is asked; return it with the environment's number of steps.
+
+    Raises:
+        ValueError: when the environment or its arguments are unknown, or would mean nothing without an environment.
+        FileNotFoundError: when the data are nowhere.
+    """
+    kwargs = parse_env_kwargs(args.env_kwargs)
+    if "split" in kwargs:
+        raise ValueError(f"--env-kwargs cannot set 'split': use --split {kwargs['split']}")
+    unused = sorted(kwargs.keys() & ENVIRONMENT_KWARGS - {"max_steps"})
+    if unused:
+        raise ValueError(
+            f"--env-kwargs {unused[0]}={kwargs[unused[0]]} would change nothing: chains are scored by their picks and "
+            "spend their whole budget; leave it out"
+        )
+    return environment_dataset(args.env, args.split, **kwargs)
+
+
+def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDataset) -> Retriever:
+    """Make one of ``args.retriever``.
+
+    Raises:
+        ValueError: when the name is unknown or its factory takes no dataset.
+        ImportError: when a package that the retriever needs is not installed.
+    """
+    # A factory of the user's own is looked up in the working directory too, as `python -m` would.
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    given: dict[str, Any] = {key: getattr(args, key) for key in DENSE_ONLY if getattr(args, key) is not None}
+    options: dict[str, Any] = {}
+    kind, _, encoder = name.partition(":")
+    if kind == "dense":
+        options = given | ({"encoder": encoder} if encoder else {})
+    elif kind == "run":
+        options = {key: given[key] for key in RUN_OPTIONS if key in given}
+    elif name == "bm25" and args.query is not None:
+        options = {"query": args.query}
+    try:
+        return make_retriever("dense" if kind == "dense" else name, dataset, seed=args.seed, **options)
+    except TypeError as error:
+        raise ValueError(f"retriever {name!r} cannot be made from a dataset: {error}") from error
+
+
+def check_retriever_arguments(args: argparse.Namespace) -> None:
+    """Refuse, before any work, options of retrievers that are not asked for and numbers out of range.
+
+    Raises:
+        ValueError: for these, and for a retriever named twice.
+    """
+    kinds = {name.partition(":")[0] for name in args.retriever}
+    for option in DENSE_ONLY:
+        if getattr(args, option) is None or ("run" in kinds and option in RUN_OPTIONS):
+            continue
+        flag = f"--{option.replace('_', '-')}"
+        if option == "encoder" and "dense" in kinds and "dense" not in args.retriever:
+            raise ValueError(f"{flag} is for the retriever dense, and dense:ENCODER names its own: leave it out")
+        if "dense" not in kinds:
+            raise ValueError(f"{flag} is for the retriever dense, which is not asked for")
+    if args.query is not None and "bm25" not in args.retriever:
+        raise ValueError("--query is for the retriever bm25, which is not asked for")
+    if len(set(args.retriever)) < len(args.retriever):
+        raise ValueError(f"retrievers {args.retriever}: name each once")
+    if args.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    if args.max_passage_tokens is not None and args.max_passage_tokens < 1:
+        raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
+
+
+def check_outputs(outputs: Mapping[str, str | None]) -> None:
+    """Refuse, before any work, files that could not be written.
+
+    Args:
+        outputs: a file, or None where it is not asked for, by its flag.
+
+    Raises:
+        ValueError: when one is no name of a file, or two are the same.
+        FileNotFoundError: when the folder of one does not exist.
+        PermissionError: when it cannot be written to.
+    """
+    given: dict[Path, str] = {}
+    for flag, name in outputs.items():
+        if name is None:
+            continue
+        path = Path(name)
+        if not path.name or name.endswith(("/", os.sep)) or path.is_dir():
+            raise ValueError(f"{flag} {name!r} is not the name of a file: give one, such as eval.json")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot write {name}: there is no folder {path.parent}; make it first")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"cannot write {name}: {path.parent} is read-only for you; choose another folder")
+        if path in given:
+            raise ValueError(f"{given[path]} and {flag} are both {name}: give each a file of its own")
+        given[path] = flag
