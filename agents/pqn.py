@@ -14,12 +14,10 @@ Without a preset the hyperparameters are those of the paper (appendix F).
 
 from __future__ import annotations
 
-import argparse
 import copy
-import math
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,13 +29,21 @@ import tyro
 import retrieval_gym  # noqa: F401 - registers the environments
 from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
-from retrieval_gym.evaluation import Evaluation, evaluate, paired_bootstrap
+from retrieval_gym.evaluation import Evaluation, evaluate
+from retrieval_gym.nn.arguments import check_counts, check_env_kwargs, check_shares, check_sizes, parse_args
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
+from retrieval_gym.nn.reporting import (
+    environment_spec,
+    hold_out,
+    load_reported,
+    refuse_overlap,
+    report_difference,
+    untrained_values,
+)
 from retrieval_gym.nn.rollout import Lookahead, Rollout, states_from
 from retrieval_gym.nn.run import (
     Run,
-    check_config,
     check_finite,
     keep_freed_memory,
     resolve_device,
@@ -45,6 +51,7 @@ from retrieval_gym.nn.run import (
     seed_everything,
     set_rng_state,
 )
+from retrieval_gym.nn.schedule import schedule_factor, warmup_factor
 from retrieval_gym.nn.scoring import (
     EMPTY,
     available,
@@ -77,11 +84,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         encoder="Alibaba-NLP/gte-multilingual-base", alpha=0.005, lam=0.6, tau=0.02, learning_rate=5e-6,
         weight_decay=1e-3,
     ),
-    # Ours, for two CPU cores and the default encoder.
+    # Ours, for two CPU cores and the default encoder: encoding costs most, so each state serves several actions.
     "minilm": dict(
-        layers=(0, 2, 5), action_encoder="frozen", train_embeddings=False, autocast=True, dueling=True, reward="recall",
-        gamma=0.1, alpha=0.05, num_envs=12, accumulation=1, learning_rate=2e-4, warmup_updates=10,
-        total_timesteps=40_000, eval_every=50,
+        action_encoder="frozen", train_embeddings=False, autocast=True, dueling=True, reward="gold", gamma=0.0,
+        alpha=0.05, tries=8, num_envs=12, accumulation=1, learning_rate=6e-5, warmup_updates=10,
+        total_timesteps=76_800, eval_every=20,
     ),
     # Two-hop questions and two picks, where every pick counts: minutes on two cores.
     "demo": dict(
@@ -208,36 +215,20 @@ class Args:
 
 def check_args(args: Args) -> None:
     """Raise ValueError for a number out of range, or an environment argument that has a flag of its own."""
-    for name in ("num_envs", "num_steps", "accumulation", "tries", "eval_every", "total_timesteps"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}: it must be at least 1")
-    for name in ("gamma", "lam", "tau", "epsilon", "final_learning_rate"):
-        if not 0 <= getattr(args, name) <= 1:
-            raise ValueError(f"{name} is {getattr(args, name)}: it must be from 0 to 1")
-    for name in (
-        "alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps", "max_grad_norm",
-    ):  # fmt: skip
-        if not 0 <= getattr(args, name) < math.inf:
-            raise ValueError(f"{name} is {getattr(args, name)}: it must be finite and not negative")
+    check_counts(
+        args, "num_envs", "num_steps", "accumulation", "tries", "eval_every", "total_timesteps", "eval_questions",
+        "top_k_actions",
+    )  # fmt: skip
+    check_shares(args, "gamma", "lam", "tau", "epsilon", "final_learning_rate")
+    check_sizes(
+        args, "alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps",
+        "max_grad_norm",
+    )  # fmt: skip
+    check_env_kwargs(args.env_kwargs)
     if args.anneal_alpha and args.alpha_floor == 0:
         raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
     if args.score_target and not args.target_network:
         raise ValueError("--score-target scores the target encoders: leave out --no-target-network")
-    if not 0 < args.selection_share < 1:
-        raise ValueError(f"selection_share is {args.selection_share}: it must lie between 0 and 1")
-    for name in ("top_k_actions", "eval_questions"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}: keep at least 1, or leave it out for all")
-    taken = {"split", "reward", "observation", "stop_when_complete", "allow_unreachable", "render_mode"}
-    for key in parse_env_kwargs(args.env_kwargs).keys() & taken:
-        raise ValueError(f"--env-kwargs {key}=... is not for training: see --help for what is")
-
-
-def schedule_factor(args: Args, update: int, updates: int) -> float:
-    """Share of the full learning rate after the warm-up: 1 at first, ``final_learning_rate`` at the end."""
-    progress = min(1.0, max(0, update - args.warmup_updates) / max(1, updates - args.warmup_updates))
-    decay = {"linear": 1 - progress, "cosine": 0.5 + 0.5 * math.cos(math.pi * progress), "constant": 1.0}[args.schedule]
-    return args.final_learning_rate + (1 - args.final_learning_rate) * decay
 
 
 def make_q(args: Args, device: torch.device) -> QFunction:
@@ -274,49 +265,9 @@ def play_greedily(q: QFunction, dataset: RetrievalDataset, steps: int, args: Arg
     return evaluate(QRetriever(q, dataset, args.embedding_cache), dataset, steps=steps, limit=limit)
 
 
-def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
-    """Load what ``id`` or ``id?key=value&key=value`` names, and its number of steps."""
-    env_id, _, options = spec.partition("?")
-    return environment_dataset(env_id, split, **parse_env_kwargs(options.split("&") if options else []))
-
-
-def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalDataset) -> None:
-    """Raise ValueError when questions that are trained on would be reported."""
-    known = {(question.id, question.text) for question in trained.questions}
-    shared = [question for question in reported.questions if (question.id, question.text) in known]
-    if shared:
-        raise ValueError(
-            f"{len(shared)} of the {len(reported)} questions reported for {spec} are trained on, {shared[0].id!r} say: "
-            "give the splits files of their own, or report another environment with --eval-envs"
-        )
-
-
 def trained_state(q: QFunction, frozen: bool) -> dict[str, torch.Tensor]:
     """The weights that training changes; a frozen action encoder comes from its own source again."""
     return {k: v for k, v in q.state_dict().items() if not (frozen and k.startswith("action_encoder."))}
-
-
-def parse_args() -> Args:
-    """Read the command line; a preset sets defaults, a run to resume sets everything."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--preset", default="none")
-    parser.add_argument("--resume")
-    early, _ = parser.parse_known_args()
-    if early.resume:
-        saved = Run.open(early.resume).config
-        unknown = sorted(saved.keys() ^ {field.name for field in fields(Args)})
-        if unknown:
-            raise ValueError(
-                f"{early.resume} was written by another version: {unknown[0]!r} is not in both; start anew"
-            )
-        default = Args(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-        args = tyro.cli(Args, default=replace(default, resume=early.resume))
-        check_config(saved, {**asdict(args), "resume": None})
-        return args
-    preset = PRESETS.get(early.preset, {})
-    if preset:
-        print(f"preset {early.preset}: " + ", ".join(f"{key}={value}" for key, value in preset.items()))
-    return tyro.cli(Args, default=replace(Args(), **preset))
 
 
 def main(args: Args) -> Path:
@@ -329,12 +280,9 @@ def main(args: Args) -> Path:
     # Questions: train, a share of train to select on, and what is reported.
     env_kwargs = parse_env_kwargs(args.env_kwargs)
     dataset, max_steps = environment_dataset(args.env, "train", **env_kwargs)
-    order = np.random.default_rng(args.seed).permutation(len(dataset))
-    held_out = max(1, round(args.selection_share * len(dataset)))
-    selection, train = dataset.select(order[:held_out]), dataset.select(order[held_out:])
-    trained_env = "?".join([args.env, "&".join(args.env_kwargs)]) if args.env_kwargs else args.env
-    reported = {spec: load_reported(spec, args.eval_split) for spec in args.eval_envs or (trained_env,)}
-
+    selection, train = hold_out(dataset, args.selection_share, args.seed)
+    specs = args.eval_envs or (environment_spec(args.env, args.env_kwargs),)
+    reported = {spec: load_reported(spec, args.eval_split) for spec in specs}
     for spec, (reported_dataset, _) in reported.items():
         refuse_overlap(dataset, spec, reported_dataset)
 
@@ -392,11 +340,10 @@ def main(args: Args) -> Path:
         episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
         first_update, best, untrained = state["update"], state["best"], state["untrained"]
     else:
-        untrained = {}
-        for spec, (reported_dataset, steps) in reported.items():
-            result = play_greedily(online, reported_dataset, steps, args, args.eval_questions)
-            untrained[spec] = {metric: result.metrics[metric].tolist() for metric in METRICS}
-            print(f"untrained on {spec}: " + ", ".join(f"{metric} {result.mean(metric):.3f}" for metric in METRICS))
+        untrained = {
+            spec: untrained_values(spec, play_greedily(online, asked, steps, args, args.eval_questions), METRICS)
+            for spec, (asked, steps) in reported.items()
+        }
         best = play_greedily(online, selection, max_steps, args, limit=None).mean("all_gold_picked")
         run.save("best", {"q": trained_state(online, frozen), "update": 0})
         run.save("last", checkpoint(0))
@@ -404,7 +351,7 @@ def main(args: Args) -> Path:
     started, finished = time.monotonic(), []
     for update in range(first_update, updates):
         factor = schedule_factor(args, update, updates)
-        learning_rate = args.learning_rate * factor * min(1.0, (update + 1) / max(1, args.warmup_updates))
+        learning_rate = args.learning_rate * factor * warmup_factor(args, update)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["pace"]
         alpha = max(args.alpha_floor, args.alpha * factor) if args.anneal_alpha else args.alpha
@@ -538,20 +485,13 @@ def main(args: Args) -> Path:
 
     # Report the selected checkpoint beside the untrained encoders, question by question.
     online.load_state_dict(run.load("best", map_location=device)["q"], strict=False)
-    report = {}
-    for spec, (reported_dataset, steps) in reported.items():
-        result = play_greedily(online, reported_dataset, steps, args, args.eval_questions)
-        report[spec] = {"trained": result.to_json(), "untrained": {}, "difference": {}}
-        print(f"\n{spec}, {args.eval_split}, {len(result.chains)} questions, {steps} steps")
-        for metric in METRICS:
-            before, after = np.array(untrained[spec][metric]), result.metrics[metric]
-            difference, low, high, p = paired_bootstrap(before, after)
-            report[spec]["untrained"][metric] = float(before.mean())
-            report[spec]["difference"][metric] = {"mean": difference, "low": low, "high": high, "p": p}
-            print(
-                f"  {metric:16} untrained {before.mean():.3f}  trained {after.mean():.3f}  "
-                f"difference {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-            )
+    report = {
+        spec: report_difference(
+            spec, args.eval_split, steps, untrained[spec],
+            play_greedily(online, asked, steps, args, args.eval_questions),
+        )
+        for spec, (asked, steps) in reported.items()
+    }  # fmt: skip
     run.write_json("eval.json", report)
     online.state_encoder.save(run.directory / "state_encoder")
     online.action_encoder.save(run.directory / "action_encoder")
@@ -561,7 +501,7 @@ def main(args: Args) -> Path:
 
 if __name__ == "__main__":
     try:
-        main(parse_args())
+        main(parse_args(Args, PRESETS))
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         sys.exit(f"pqn: {error}")
     except KeyboardInterrupt:

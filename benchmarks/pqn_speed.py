@@ -84,7 +84,7 @@ def share_of_bare_pass(pqn: ModuleType, updates: int) -> dict[str, Any]:
         return embed(self, sequences, **kwargs)
 
     preset = pqn.PRESETS["minilm"]
-    per_update = preset["num_envs"] * 4 * preset["accumulation"]
+    per_update = preset["num_envs"] * 4 * preset["accumulation"] * preset["tries"]
     args = replace(
         pqn.Args(**preset),
         total_timesteps=per_update * (updates + 1),

@@ -591,7 +591,7 @@ def die_in_a_checkpoint(payload, file):
 def until_killed():
     child = os.fork()
     if not child:
-        pqn.main(pqn.parse_args())
+        pqn.main(pqn.parse_args(pqn.Args, pqn.PRESETS))
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     (run,) = runs.iterdir()
@@ -701,7 +701,7 @@ def run_script(monkeypatch, *flags):
 
 def resume(pqn, monkeypatch, folder):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--resume", str(folder)])
-    return pqn.main(pqn.parse_args())
+    return pqn.main(pqn.parse_args(pqn.Args, pqn.PRESETS))
 
 
 def truncate(path):
@@ -756,7 +756,7 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
         (["--encoder", "no/such/folder"], "no/such/folder"),
         (["--layers", "0", "9"], "layers"),
         (["--seed", "-1"], "seed -1 is out of range"),
-        (["--eval-questions", "0"], "eval_questions is 0: keep at least 1"),
+        (["--eval-questions", "0"], "eval_questions is 0: it must be at least 1"),
         (["--resume", "no/such/run"], "no run folder no/such/run"),
         (["--env", "ChainRetrieval-SyntheticOpen-v0", "--env-kwargs", *WORLD[::2], "corpus_size=400"],
          "pass --action-encoder frozen"),
@@ -773,7 +773,7 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
         (["--lambda", "1.5"], "lam is 1.5: it must be from 0 to 1"),
         (["--anneal-alpha", "--alpha-floor", "0"], "alpha_floor is 0"),
         (["--selection-share", "1"], "selection_share is 1.0: it must lie between 0 and 1"),
-        (["--top-k-actions", "0"], "top_k_actions is 0: keep at least 1"),
+        (["--top-k-actions", "0"], "top_k_actions is 0: it must be at least 1"),
         (["--env-kwargs", "split=dev"], "--env-kwargs split=... is not for training"),
         (["--env-kwargs", "reward=recall"], "--env-kwargs reward=... is not for training"),
         (["--env-kwargs", "stop_when_complete=False"], "--env-kwargs stop_when_complete=... is not for training"),

@@ -1,0 +1,80 @@
+"""What an agent trains, selects and reports on, and how it tells what training changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrieval_gym.commands.common import parse_env_kwargs
+from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.evaluation import Evaluation, paired_bootstrap
+from retrieval_gym.registration import environment_dataset
+
+
+def hold_out(dataset: RetrievalDataset, share: float, seed: int) -> tuple[RetrievalDataset, RetrievalDataset]:
+    """Part the questions at random: those to select a checkpoint on, at least one, and those to train on.
+
+    Raises:
+        ValueError: when no question is left to train on, or ``share`` is not between 0 and 1.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"selection_share is {share}: it must lie between 0 and 1")
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    held_out = max(1, round(share * len(dataset)))
+    return dataset.select(order[:held_out]), dataset.select(order[held_out:])
+
+
+def environment_spec(env_id: str, env_kwargs: Sequence[str]) -> str:
+    """Return an environment as one word, ``id`` or ``id?key=value&key=value``."""
+    return "?".join([env_id, "&".join(env_kwargs)]) if env_kwargs else env_id
+
+
+def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
+    """Load what ``id`` or ``id?key=value&key=value`` names, and its number of steps."""
+    env_id, _, options = spec.partition("?")
+    return environment_dataset(env_id, split, **parse_env_kwargs(options.split("&") if options else []))
+
+
+def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalDataset) -> None:
+    """Raise ValueError when questions that are trained on would be reported."""
+    known = {(question.id, question.text) for question in trained.questions}
+    shared = [question for question in reported.questions if (question.id, question.text) in known]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} of the {len(reported)} questions reported for {spec} are trained on, {shared[0].id!r} say: "
+            "give the splits files of their own, or report another environment with --eval-envs"
+        )
+
+
+def untrained_values(spec: str, result: Evaluation, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """Print what the untrained agent reached and return each metric question by question, for a checkpoint to hold."""
+    print(f"untrained on {spec}: " + ", ".join(f"{metric} {result.mean(metric):.3f}" for metric in metrics))
+    return {metric: result.metrics[metric].tolist() for metric in metrics}
+
+
+def report_difference(
+    spec: str, split: str, steps: int, untrained: dict[str, list[float]], result: Evaluation
+) -> dict[str, Any]:
+    """Print the trained agent beside the untrained one, with paired intervals, and return both as JSON-able values.
+
+    Args:
+        spec: the environment.
+        split: the split.
+        steps: picks a question.
+        untrained: what ``untrained_values`` returned, for the same questions.
+        result: of the trained agent.
+    """
+    entry: dict[str, Any] = {"trained": result.to_json(), "untrained": {}, "difference": {}}
+    print(f"\n{spec}, {split}, {len(result.chains)} questions, {steps} steps")
+    for metric, values in untrained.items():
+        before, after = np.array(values), result.metrics[metric]
+        difference, low, high, p = paired_bootstrap(before, after)
+        entry["untrained"][metric] = float(before.mean())
+        entry["difference"][metric] = {"mean": difference, "low": low, "high": high, "p": p}
+        print(
+            f"  {metric:16} untrained {before.mean():.3f}  trained {after.mean():.3f}  "
+            f"difference {difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+        )
+    return entry
