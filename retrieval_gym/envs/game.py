@@ -325,14 +325,7 @@ class Game:
 
     def action_masks(self, episodes: Episodes) -> Bools:
         """Say which actions pick a passage, bool ``(B, num_actions)``."""
-        pool = episodes.states.pool
-        if pool is None:
-            mask = np.ones((len(episodes), self.num_actions + 1), bool)
-        else:
-            mask = np.zeros((len(episodes), self.num_actions + 1), bool)
-            np.greater_equal(pool, 0, out=mask[:, :-1])
-        mask[np.arange(len(episodes))[:, None], episodes.picked] = False  # -1 falls into the spare last column
-        return mask[:, :-1]
+        return mdp.action_mask(episodes.states, self.num_actions)
 
 
 def split_observations(batch: Mapping[str, Iterable]) -> list[dict[str, Any]]:
