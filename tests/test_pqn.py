@@ -202,6 +202,19 @@ def test_without_a_target_network_values_come_from_the_current_encoders(pqn, arg
     assert all(torch.equal(value, last["target"][key]) for key, value in last["q"].items())
 
 
+@pytest.mark.parametrize("score_target", [False, True])
+def test_the_target_encoders_are_scored_where_asked(pqn, args, spy, score_target):
+    """With tau 0 the targets stay as they were loaded, so that nothing is better than the start."""
+    played = spy("play_greedily")
+    folder = pqn.main(args(score_target=score_target, tau=0.0, learning_rate=0.01, total_timesteps=48))
+    online, *_, last = [given[0] for given, _ in played]
+    during = [given[0] for given, _ in played[2:-1]]
+    assert last is online and len(during) == 2
+    assert all((q is online) != score_target for q in during)
+    if score_target:
+        assert read_checkpoint(folder, "best")["update"] == 0
+
+
 def test_without_soft_q_values_are_maxima_and_actions_epsilon_greedy(pqn, args, spy):
     values, samples = spy("soft_value"), spy("boltzmann_sample")
     given = args(soft_q=False, epsilon=0.25)
