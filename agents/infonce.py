@@ -334,8 +334,7 @@ class Learner:
             batch = examples[order[start : start + args.batch_size]]
             negatives = draw(batch.candidates, args.num_negatives, rng)
             lists = torch.from_numpy(np.concatenate([batch.positives[:, None], negatives], axis=1)).to(device)
-            sequences, inverse = self.store.distinct(batch.states)
-            queries = self.encoder.embed(sequences)[torch.from_numpy(inverse).to(device)]
+            queries = self.store.embed(batch.states, self.encoder)
             loss, first = info_nce(queries, self.vectors[lists.clamp(min=0)], lists >= 0, args.temperature)
             mean = loss.mean()
             check_finite(mean.item(), f"update {update}, questions {np.unique(batch.states.question).tolist()}")

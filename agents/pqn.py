@@ -205,7 +205,7 @@ class Args:
     final_learning_rate: float = 0.0
     """where the schedule ends, as a share of the learning rate"""
     max_grad_norm: float = 2.0
-    """gradient clipping, L2"""
+    """gradient clipping of the encoders, L2"""
 
     selection_share: float = 0.1
     """share of the train questions kept apart to select the checkpoint"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,31 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None], *, ke
             new.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def lock(path: str | Path, *, wait: bool) -> IO[str] | None:
+    """Keep other processes from the same lock until the returned file is closed, where the system can (else None).
+
+    Args:
+        path: the lock's own file, made where it is missing.
+        wait: whether to wait for another process that holds the lock.
+
+    Raises:
+        BlockingIOError: when another process holds it and ``wait`` is False.
+        OSError: when the file cannot be made.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    with writing(path):
+        file = open(path, "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -145,7 +146,9 @@ def make_retriever(
 
         name_or_path = DEFAULT_MODEL if encoder is None else str(encoder)
         model = TextEncoder.load(name_or_path, device=resolve_device(device), layers=layers)
-        return DenseRetriever(dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir)
+        return DenseRetriever(
+            dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir, progress=sys.stderr.isatty()
+        )
     if name.startswith("run:"):
         from retrieval_gym.nn.run import resolve_device
         from retrieval_gym.nn.trained import load_run

@@ -1,4 +1,6 @@
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,6 +27,11 @@ def corpus():
     return Corpus(["Title"] * 11, texts)
 
 
+def tables(folder):
+    """Names of what a cache folder holds, locks left out."""
+    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+
+
 def count_texts(encoder, monkeypatch):
     seen = []
     embed = encoder.embed
@@ -49,7 +56,22 @@ def test_a_table_on_disk_is_opened_not_built(encoder, corpus, tmp_path, monkeypa
     assert (again.key, again.truncated) == (first.key, first.truncated) == (first.key, 1)
     memory = EmbeddingTable.build(encoder, corpus, max_tokens=12)
     np.testing.assert_array_equal(again.vectors, memory.vectors)
-    assert [path.name for path in tmp_path.iterdir()] == [first.key]
+    assert tables(tmp_path) == [first.key]
+
+
+def test_of_two_that_want_a_table_one_builds_it(encoder, corpus, tmp_path, monkeypatch):
+    seen, embed = [], encoder.embed
+
+    def slowly(rows, **kwargs):
+        seen.append(len(rows))
+        time.sleep(0.2)
+        return embed(rows, **kwargs)
+
+    monkeypatch.setattr(encoder, "embed", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: EmbeddingTable.build(encoder, corpus, cache_dir=tmp_path), range(2)))
+    assert sum(seen) == 8
+    np.testing.assert_array_equal(both[0].vectors, both[1].vectors)
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(encoder, corpus, tmp_path, monkeypatch):
@@ -66,14 +88,14 @@ def test_an_interrupted_build_goes_on_where_it_stopped(encoder, corpus, tmp_path
     monkeypatch.setattr(encoder, "embed", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         EmbeddingTable.build(encoder, corpus, max_tokens=12, cache_dir=tmp_path)
-    (partial,) = tmp_path.iterdir()
+    (partial,) = (tmp_path / name for name in tables(tmp_path))
     assert partial.name.endswith(".partial")
     assert json.loads((partial / "progress.json").read_text())["texts"] == 6
     table = EmbeddingTable.build(encoder, corpus, max_tokens=12, cache_dir=tmp_path)
     assert calls == [3, 3, 2, 2]
     np.testing.assert_array_equal(table.vectors, whole.vectors)
     assert table.truncated == whole.truncated == 1
-    assert [path.name for path in tmp_path.iterdir()] == [table.key]
+    assert tables(tmp_path) == [table.key]
 
 
 def test_the_key_changes_with_all_that_changes_a_vector(encoder, corpus):

@@ -37,9 +37,6 @@ class DenseRetriever:
         token_budget: most tokens in one forward pass; see ``TextEncoder.embed``.
         progress: show a progress bar while passages are embedded.
 
-    Attributes:
-        encoder_calls: number of states encoded.
-
     Raises:
         ValueError: when ``order`` is unknown, or the vectors do not fit the corpus and the encoder.
     """
@@ -60,7 +57,7 @@ class DenseRetriever:
     ) -> None:
         self.dataset, self.encoder = dataset, encoder
         self.token_budget = token_budget
-        self.encoder_calls = self._table_truncated = 0
+        self._table_truncated = 0
         self._tokens = TokenStore(
             dataset, encoder, question_tokens=max_question_tokens, passage_tokens=max_passage_tokens, order=order
         )
@@ -78,6 +75,11 @@ class DenseRetriever:
         if tuple(vectors.shape) != shape:
             raise ValueError(f"vectors have shape {tuple(vectors.shape)}: the corpus and the encoder need {shape}")
         self._index = ExactIndex(vectors, backend, encoder.device)
+
+    @property
+    def encoder_calls(self) -> int:
+        """Number of states encoded; equal ones of one search are encoded once."""
+        return self._tokens.encoded
 
     @property
     def truncated(self) -> int:
@@ -102,10 +104,8 @@ class DenseRetriever:
     @torch.inference_mode()
     def encode_states(self, states: mdp.States) -> torch.Tensor:
         """Return the vectors of B states, float32 ``(B, D)`` on the encoder's device; equal states are encoded once."""
-        sequences, inverse = self._tokens.distinct(states)
-        self.encoder_calls += len(sequences)
         was_training = self.encoder.training
         self.encoder.eval()
-        vectors = self.encoder.embed(sequences, token_budget=self.token_budget)
+        vectors = self._tokens.embed(states, self.encoder, self.token_budget)
         self.encoder.train(was_training)
-        return vectors[torch.from_numpy(inverse).to(vectors.device)]
+        return vectors

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from retrieval_gym.files import lock
 from retrieval_gym.nn.encoder import Kind, TextEncoder
 from retrieval_gym.nn.model_files import read_json, write_json
 
@@ -57,7 +58,7 @@ class EmbeddingTable:
 
         With ``cache_dir`` the table is written to ``cache_dir/KEY`` as it grows: a build that was interrupted goes on
         where it stopped, and a table that is complete is opened, not built. The folder has its name only when it is
-        complete. Two processes must not build the same table at the same time.
+        complete. Of two processes that want the same table, one builds it and the other waits.
 
         Args:
             encoder: what embeds.
@@ -78,23 +79,32 @@ class EmbeddingTable:
             return cls(table, done)
         key = table_key(encoder, corpus, max_tokens, kind)
         final, partial = Path(cache_dir) / key, Path(cache_dir) / f"{key}.partial"
-        if not (final / "meta.json").is_file():
-            mark = read_json(partial / "progress.json")
-            start, truncated = mark.get("texts", 0), mark.get("truncated", 0)
-            partial.mkdir(parents=True, exist_ok=True)
-            target = open_memmap(
-                partial / "vectors.npy", mode="r+" if mark else "w+", dtype=np.float32, shape=None if mark else shape
-            )
-            for cut in fill(target, rows, texts, encoder, kind, max_tokens, token_budget, progress, start=start):
-                start, truncated = min(start + CHUNK, len(texts)), truncated + cut
-                target.flush()
-                _write_mark(partial / "progress.json", {"texts": start, "truncated": truncated})
-            del target
-            meta = {"passages": len(rows), "texts": len(texts), "dim": encoder.dim, "truncated": truncated}
-            write_json(partial / "meta.json", {**meta, **_identity(encoder, corpus, max_tokens, kind)})
-            (partial / "progress.json").unlink(missing_ok=True)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(partial, final)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        held = lock(final.with_name(f"{key}.lock"), wait=True)
+        try:
+            if not (final / "meta.json").is_file():
+                mark = read_json(partial / "progress.json")
+                start, truncated = mark.get("texts", 0), mark.get("truncated", 0)
+                partial.mkdir(exist_ok=True)
+                target = open_memmap(
+                    partial / "vectors.npy",
+                    mode="r+" if mark else "w+",
+                    dtype=np.float32,
+                    shape=None if mark else shape,
+                )
+                for cut in fill(target, rows, texts, encoder, kind, max_tokens, token_budget, progress, start=start):
+                    start, truncated = min(start + CHUNK, len(texts)), truncated + cut
+                    target.flush()
+                    _write_mark(partial / "progress.json", {"texts": start, "truncated": truncated})
+                del target
+                meta = {"passages": len(rows), "texts": len(texts), "dim": encoder.dim, "truncated": truncated}
+                write_json(partial / "meta.json", {**meta, **_identity(encoder, corpus, max_tokens, kind)})
+                (partial / "progress.json").unlink(missing_ok=True)
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(partial, final)
+        finally:
+            if held is not None:
+                held.close()
         # Copy on write: torch takes a read-only array only with a warning.
         vectors = np.load(final / "vectors.npy", mmap_mode="c")
         if vectors.shape != shape:

@@ -131,9 +131,7 @@ class QFunction(nn.Module):
 
     def embed_states(self, states: mdp.States, store: TokenStore) -> Tensor:
         """E_s of each state, ``(B, D)``; differentiable when gradients are enabled. Equal states are embedded once."""
-        texts, inverse = store.distinct(states)
-        embedded = self.state_encoder.embed(texts)
-        return embedded[torch.from_numpy(inverse).to(embedded.device)]
+        return store.embed(states, self.state_encoder)
 
     def embed_actions(self, ids: NDArray[np.int64], store: TokenStore) -> Tensor:
         """E_a of each passage without its position, ``(B, D)``; differentiable when gradients are enabled."""
@@ -235,20 +233,20 @@ class QRetriever:
         q: the action values.
         dataset: what is asked.
         cache_dir: where embeddings of a whole corpus are kept; None is nowhere.
-
-    Attributes:
-        encoder_calls: number of states encoded.
     """
 
     def __init__(self, q: QFunction, dataset: RetrievalDataset, cache_dir: str | Path | None = None) -> None:
         self.q = q
         self.store = q.store(dataset)
         self.vectors = q.action_vectors(self.store, cache_dir)
-        self.encoder_calls = 0
+
+    @property
+    def encoder_calls(self) -> int:
+        """Number of states encoded; equal ones of one search are encoded once."""
+        return self.store.encoded
 
     @torch.inference_mode()
     def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
         """Return the ``k`` best passages of each state and their Q; see ``ranking.Retriever.search``."""
-        self.encoder_calls += len(states)
         embedded = self.q.embed_states(states, self.store)
         return rank(states, self.q.values(embedded, states, self.vectors).float().cpu().numpy(), k)

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from retrieval_gym.files import write_text, writing
+from retrieval_gym.files import lock, write_text, writing
 from retrieval_gym.nn.checkpoint import (
     check_config,
     generator_state,
@@ -196,14 +196,8 @@ class Run:
         Raises:
             ValueError: when another process writes to it.
         """
-        if sys.platform == "win32":
-            return
-        import fcntl
-
-        with writing(self.directory):
-            self._lock = open(self.directory / ".lock", "w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock(self.directory / ".lock", wait=False)
         except BlockingIOError as error:
             raise ValueError(f"{self.directory} is being written by another process: wait for it, or end it") from error
 

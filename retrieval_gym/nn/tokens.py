@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from retrieval_gym import mdp
 from retrieval_gym.nn.encoder import TextEncoder, Tokens
@@ -30,6 +32,7 @@ class TokenStore:
 
     Attributes:
         truncated: number of questions, passages and states that were cut.
+        encoded: number of states that ``embed`` put through an encoder.
 
     Raises:
         ValueError: when ``order`` is unknown.
@@ -47,7 +50,7 @@ class TokenStore:
         if order not in ("pick", "document"):
             raise ValueError(f"unknown order {order!r}: choose pick or document")
         self.dataset, self.order = dataset, order
-        self.truncated = 0
+        self.truncated = self.encoded = 0
         self._encoder = encoder
         self._limits = {"question": question_tokens, "passage": passage_tokens}
         self._questions: dict[int, Tokens] = {}
@@ -59,6 +62,19 @@ class TokenStore:
         listed = replace(states, picked=self._listed(states))
         first, inverse = listed.distinct()
         return self.states(states[first]), inverse
+
+    def embed(self, states: mdp.States, encoder: TextEncoder, token_budget: int | None = None) -> Tensor:
+        """Return the vectors of B states, ``(B, D)`` on the encoder's device; those of equal text are encoded once.
+
+        Args:
+            states: what to embed.
+            encoder: with the tokenizer, prompts and special tokens of this store's own.
+            token_budget: most tokens in one forward pass; see ``TextEncoder.embed``.
+        """
+        sequences, inverse = self.distinct(states)
+        self.encoded += len(sequences)
+        vectors = encoder.embed(sequences, token_budget=token_budget)
+        return vectors[torch.from_numpy(inverse).to(vectors.device)]
 
     def _listed(self, states: mdp.States) -> NDArray[np.int64]:
         """Picked passages in the order of the state's text, int64 ``(B, T)``."""

@@ -37,7 +37,7 @@ def load_synthetic(
     """Generate the synthetic dataset.
 
     A world is a fictional encyclopaedia: each passage is the article of one entity with an invented name, and states
-    two or three facts. A question names only the start of a chain of facts; every further gold passage is named by the
+    two to six facts. A question names only the start of a chain of facts; every further gold passage is named by the
     gold passage before it, so one search finds the first and a reader who follows the names finds them all. A quarter
     of the questions with 2 or 4 hops are comparisons of two entities (2) or of what two entities lead to (4); their
     gold has no order.

@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MIN_ENTITIES = 200  # below this the rarer types have too few members to ask about
-FACTS = (2, 2, 3)  # facts of an article, each equally likely
+FACTS = (2, 3, 4, 5, 6)  # facts of an article, each equally likely
 FIRST_YEAR, YEARS = 1700, 300
 
 RELATIONS_OF = {kind: tuple(r for r in RELATIONS if r.subject == kind) for kind in SHARES}
@@ -138,7 +138,7 @@ class _FactSource:
         self._cities = _group((country, city) for city, country in self._country.items())
 
     def draw(self, subject: int) -> list[Fact]:
-        """Return two or three facts of an entity, in the order of its article."""
+        """Return two to six facts of an entity, in the order of its article."""
         kind = self._kinds[subject]
         wanted = self._draws.choice(FACTS)
         facts: list[Fact] = []

@@ -1,0 +1,230 @@
+r"""What training a chain retriever on states that it reaches itself is worth: agents/infonce.py under several regimes.
+
+For each seed, ``--states gold`` is trained first: its run is the first walker of the regimes that walk, and the states
+that it reaches on the reported questions are the fixed ones on which all regimes of that seed are asked for their next
+step. Reported: complete@5 and complete@10 of greedy chains; next-step success on the fixed states by number of wrong
+passages; what deleting these gains; each with the paired difference to gold, intervals over questions and the seeds'
+figures pooled by question; the untrained encoder in a chain and in one search, gold in a search with 4 beams; minutes,
+share of rollouts, and peak memory of each regime. A run that is there is not trained again; one that stopped goes on.
+
+    python benchmarks/state_regimes.py --seeds 1 101 201 --runs runs/regimes --out state_regimes.json \
+        --flags "--layers 0 2 5 --no-train-embeddings --autocast"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym import RetrievalDataset
+from retrieval_gym.diagnostics import ask, reached_states
+from retrieval_gym.evaluation import Evaluation, evaluate
+from retrieval_gym.mismatch import Estimate, estimate
+from retrieval_gym.nn.dense import DenseRetriever
+from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.reporting import environment_spec, load_reported
+from retrieval_gym.nn.trained import load_run
+from retrieval_gym.protocol import align
+
+AGENT = Path(__file__).resolve().parents[1] / "agents" / "infonce.py"
+REGIMES = ("gold", "noise", "noise-resampled", "once", "once-resampled", "on-policy")
+WALKED = ("once", "once-resampled", "on-policy")
+METRICS = ("complete@5", "complete@10", "all_gold_picked")
+WRONG: dict[str, Callable[[NDArray[np.int64]], NDArray[np.bool_]]] = {
+    "0": lambda wrong: wrong == 0,
+    "1": lambda wrong: wrong == 1,
+    "2+": lambda wrong: wrong >= 2,
+}
+
+
+def train(args: argparse.Namespace, regime: str, seed: int) -> Path:
+    """Return the folder of a finished run of this regime and seed, trained here where there is none yet."""
+    parent = args.runs / f"{regime}-{seed}"
+    parent.mkdir(parents=True, exist_ok=True)
+    found = [path.parent for path in parent.glob("*/config.json")]
+    if found and (found[0] / "eval.json").is_file():
+        return found[0]
+    flags = [
+        "--env",
+        args.env,
+        "--states",
+        regime,
+        "--seed",
+        str(seed),
+        "--runs",
+        str(parent),
+        *shlex.split(args.flags),
+    ]
+    flags += ["--embedding-cache", str(args.runs / "embeddings")]
+    flags += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
+    flags += ["--eval-envs", *args.eval_envs] if args.eval_envs else []
+    if regime in WALKED:
+        flags += ["--first-walker", str(train(args, "gold", seed))]
+    if found:
+        flags = ["--resume", str(found[0])]
+    threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
+    with (parent / "log.txt").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(AGENT), *flags], stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": threads}
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{regime}, seed {seed}, stopped: see {parent / 'log.txt'}")
+    directory = next(parent.glob("*/config.json")).parent
+    (parent / "memory.json").write_text(json.dumps({"peak_gigabytes": usage.ru_maxrss / 2**20}) + "\n")
+    print(f"trained: {regime}, seed {seed}", file=sys.stderr, flush=True)
+    return directory
+
+
+def cost(directory: Path) -> dict[str, float]:
+    """Return the minutes of a run's epochs, the share of walks in them, of mining, and its peak memory."""
+    epochs = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in epochs if "charts/epoch_seconds" in line]
+    seconds = np.array([line["charts/epoch_seconds"] for line in epochs])
+    shares = {name: np.array([line[f"charts/{name}_share"] for line in epochs]) for name in ("rollout", "mining")}
+    memory = json.loads((directory.parent / "memory.json").read_text())
+    return {
+        "minutes": seconds.sum() / 60,
+        **{k: float(v @ seconds / seconds.sum()) for k, v in shares.items()},
+    } | memory
+
+
+def untrained(run: Path, dataset: RetrievalDataset, cache: Path) -> DenseRetriever:
+    """Return the retriever from which a run set out."""
+    config = json.loads((run / "config.json").read_text())
+    return DenseRetriever(
+        dataset,
+        TextEncoder.load(str(run / "passage_encoder"), autocast=config["autocast"]),
+        max_passage_tokens=config["passage_tokens"],
+        max_question_tokens=config["question_tokens"],
+        cache_dir=cache,
+    )
+
+
+class Pool:
+    """Figures of several seeds, by regime and measure: values and the questions that they belong to."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
+        self._questions: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
+
+    def add(self, regime: str, measure: str, values: NDArray, questions: NDArray) -> None:
+        """Add the figures of one more seed."""
+        self._values[regime, measure].append(np.asarray(values, np.float64))
+        self._questions[regime, measure].append(questions)
+
+    def estimate(self, regime: str, measure: str, minus: str | None = None) -> Estimate:
+        """Return the mean, or the paired mean difference to another regime, with its interval over questions."""
+        values = np.concatenate(self._values[regime, measure])
+        if minus is not None:
+            values = values - np.concatenate(self._values[minus, measure])
+        return estimate(values, np.concatenate(self._questions[regime, measure]))
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Return every pair of regime and measure, in the order in which they were added."""
+        return list(self._values)
+
+    def by_seed(self, regime: str, measure: str) -> list[float]:
+        """Return the mean of each seed."""
+        return [float(values.mean()) if len(values) else float("nan") for values in self._values[regime, measure]]
+
+
+def measure(spec: str, runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool:
+    """Ask every run, and the untrained encoder, the dev questions of one environment."""
+    dataset, steps = load_reported(spec, "dev")
+    cache, pool = args.runs / "embeddings", Pool()
+
+    def add(name: str, result: Evaluation) -> Evaluation:
+        for metric in METRICS:
+            pool.add(name, metric, result.metrics[metric], result.chains.questions)
+        return result
+
+    for seed in args.seeds:
+        base = untrained(runs["gold", seed], dataset, cache)
+        add("untrained", evaluate(base, dataset, steps=steps))
+        add("untrained, single", evaluate(base, dataset, steps=steps, search="single"))
+        retriever = load_run(runs["gold", seed], dataset, cache_dir=cache)
+        add("gold, beam 4", evaluate(retriever, dataset, steps=steps, search="beam", beams=4))
+        fixed = None
+        for regime in args.regimes:
+            retriever = load_run(runs[regime, seed], dataset, cache_dir=cache)
+            result = add(regime, evaluate(retriever, dataset, steps=steps))
+            if fixed is None:  # gold is the first regime
+                fixed = reached_states(result.chains, dataset)
+            asked = ask(regime, retriever, fixed, dataset)
+            questions = fixed.states.question
+            for group, chosen in WRONG.items():
+                rows = chosen(fixed.wrong)
+                pool.add(regime, f"next step, {group} wrong", asked.success[rows], questions[rows])
+            wrong = fixed.wrong > 0
+            assert asked.deleted is not None
+            gain = asked.deleted[0].astype(np.float64) - asked.success[wrong]
+            pool.add(regime, "deletion gain", gain, questions[wrong])
+            print(f"measured: {spec}, {regime}, seed {seed}", file=sys.stderr, flush=True)
+    return pool
+
+
+def report(pool: Pool, seeds: list[int]) -> tuple[str, dict[str, Any]]:
+    """Return the table of one environment and the same as JSON-able values."""
+    rows = [["measure", "regime", "mean [interval] number", "minus gold, paired", *map(str, seeds)]]
+    values: dict[str, Any] = {}
+    for regime, measure in sorted(pool.keys(), key=lambda key: key[1]):
+        plain = pool.estimate(regime, measure)
+        paired = None if regime == "gold" else pool.estimate(regime, measure, minus="gold")
+        each = pool.by_seed(regime, measure)
+        values.setdefault(measure, {})[regime] = {
+            "mean": asdict(plain), "minus_gold": paired and asdict(paired), "by_seed": each
+        }  # fmt: skip
+        rows.append([measure, regime, plain.text(), paired.text("+") if paired else "", *(f"{x:.3f}" for x in each)])
+    return "\n".join(align(rows)), values
+
+
+def main() -> None:
+    """Train, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--env", default="ChainRetrieval-SyntheticOpen-v0")
+    add("--env-kwargs", nargs="+", default=[], metavar="KEY=VALUE", help="of training")
+    add("--eval-envs", nargs="+", default=[], metavar="ID?KEY=VALUE", help="reported; default: the trained one")
+    add("--regimes", nargs="+", default=list(REGIMES), choices=REGIMES, help="gold is always among them")
+    add("--seeds", nargs="+", type=int, default=[1, 101, 201])
+    add("--runs", type=Path, required=True, help="folder of the runs; give each comparison its own")
+    add("--flags", default="", help="of agents/infonce.py, for all runs")
+    add("--jobs", type=int, default=1, help="seeds trained at the same time, which share the processor's cores")
+    add("--out", type=Path, help="where to write the figures as JSON")
+    args = parser.parse_args()
+    args.regimes = ["gold", *(regime for regime in REGIMES if regime in args.regimes and regime != "gold")]
+    with ThreadPoolExecutor(args.jobs) as workers:
+        trained = workers.map(lambda seed: {(r, seed): train(args, r, seed) for r in args.regimes}, args.seeds)
+        runs = {key: run for found in trained for key, run in found.items()}
+    figures: dict[str, Any] = {"flags": args.flags, "seeds": args.seeds, "cost": {}, "environments": {}}
+    for spec in args.eval_envs or [environment_spec(args.env, args.env_kwargs)]:
+        text, figures["environments"][spec] = report(measure(spec, runs, args), args.seeds)
+        print(f"\n{spec}, dev\n{text}", flush=True)
+    rows = [["regime", "minutes", "in rollouts", "in mining", "peak memory, GB"]]
+    for regime in args.regimes:
+        costs = [cost(runs[regime, seed]) for seed in args.seeds]
+        mean = {name: float(np.mean([each[name] for each in costs])) for name in costs[0]}
+        figures["cost"][regime] = mean
+        rows.append([regime, f"{mean['minutes']:.1f}", f"{mean['rollout']:.0%}", f"{mean['mining']:.0%}",
+                     f"{mean['peak_gigabytes']:.1f}"])  # fmt: skip
+    print("\n" + "\n".join(align(rows)))
+    if args.out:
+        args.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
