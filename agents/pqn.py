@@ -88,7 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "minilm": dict(
         action_encoder="frozen", train_embeddings=False, autocast=True, dueling=True, reward="gold", gamma=0.0,
         alpha=0.05, tries=8, num_envs=12, accumulation=1, learning_rate=6e-5, warmup_updates=10,
-        total_timesteps=76_800, eval_every=20,
+        total_timesteps=115_200, eval_every=40,
     ),
     # Two-hop questions and two picks, where every pick counts: minutes on two cores.
     "demo": dict(

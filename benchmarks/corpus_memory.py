@@ -1,7 +1,8 @@
-"""Peak memory of loading, embedding and searching a corpus.
+"""Peak memory of loading, embedding and searching a corpus, and what search adds to the encoding of its queries.
 
 The open corpus (40,026 passages) is used where RETRIEVAL_GYM_DATA is set, else synthetic passages. Peak resident memory
-is read after each stage, so the figures only grow; the table is written to a folder and searched from there.
+is read after each stage, so the figures only grow; the table is written to a folder and searched from there. The
+queries are texts of passages, so no longer than a state with one picked passage.
 
     python benchmarks/corpus_memory.py --out corpus_memory.json
     python benchmarks/corpus_memory.py --limit 500 --layers 0      # a quick run
@@ -14,13 +15,14 @@ import gzip
 import json
 import os
 import resource
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from retrieval_gym import Corpus, load_dataset
 from retrieval_gym.nn.embeddings import EmbeddingTable
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", help="transformer layers to keep; all by default")
     parser.add_argument("--autocast", action="store_true", help="embed in bfloat16")
     parser.add_argument("--queries", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5, help="of encoding and searching the queries")
     parser.add_argument("--backend", choices=["torch", "faiss"], default="torch")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
@@ -73,8 +76,15 @@ def main() -> None:
         table = EmbeddingTable.build(encoder, corpus, cache_dir=folder, progress=sys.stderr.isatty())
         stage("embed")
         index = ExactIndex(table.vectors, args.backend)
-        queries = torch.randn(args.queries, encoder.dim, generator=torch.Generator().manual_seed(0))
-        index.search(queries, 100)
+        asked = corpus.texts(np.random.default_rng(0).choice(len(corpus), args.queries, replace=False))
+        times: dict[str, list[float]] = {"encode": [], "search": []}
+        for _ in range(args.repeats):
+            start = time.perf_counter()
+            queries = encoder.encode(asked, "query")
+            encoded = time.perf_counter()
+            index.search(queries, 100)
+            times["encode"].append(encoded - start)
+            times["search"].append(time.perf_counter() - encoded)
         stage("search")
     vectors = len(corpus) * encoder.dim * 4 / 2**20
     report = {
@@ -83,6 +93,11 @@ def main() -> None:
         "vectors_mib": vectors,
         "backend": args.backend,
         "stages": stages,
+        "queries": args.queries,
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "search_over_encoding": statistics.median(
+            search / encode for encode, search in zip(times["encode"], times["search"], strict=True)
+        ),
     }
     print(json.dumps(report, indent=2))
     if args.out:
