@@ -301,7 +301,9 @@ def main(args: Args) -> Path:
 
     # Networks.
     online = make_q(args, device)
-    target = copy.deepcopy(online).requires_grad_(False) if args.target_network else online
+    # With gamma 0 nothing is valued, and a target network would only be kept up to date.
+    has_target = args.target_network and (args.gamma > 0 or args.score_target)
+    target = copy.deepcopy(online).requires_grad_(False) if has_target else online
     scored = target if args.score_target else online
     frozen = args.action_encoder == "frozen"
     if train.pools is None and not frozen:
@@ -309,7 +311,7 @@ def main(args: Args) -> Path:
     online.positions(states_from(obs, info))  # refuses positions over a corpus before the corpus is embedded
     store = online.store(train)
     vectors = online.action_vectors(store, args.embedding_cache)
-    target_vectors = vectors if frozen or not args.target_network else target.action_vectors(store)
+    target_vectors = vectors if frozen or not has_target else target.action_vectors(store)
     head = list(online.value.parameters()) if online.value is not None else []
     weights = [p for name, p in online.named_parameters() if p.requires_grad and not name.startswith("value.")]
     groups = [{"params": weights, "pace": 1.0}, {"params": head, "pace": HEAD_PACE, "weight_decay": 0.0}]
@@ -452,7 +454,7 @@ def main(args: Args) -> Path:
         grad_norm = torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if args.target_network:
+        if has_target:
             ema_update(target, online, args.tau)
         if not frozen:
             vectors.clear()
