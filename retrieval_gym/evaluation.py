@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_gym import mdp, metrics, rewards
+from retrieval_gym import ir_metrics, mdp, metrics, rewards
 from retrieval_gym.ceilings import count_candidates, metric_ceilings
 from retrieval_gym.chains import BEAMS, SEARCHES, Chains, final_ranking, stop_by_threshold
 from retrieval_gym.datasets.base import RetrievalDataset
@@ -39,8 +39,9 @@ class Evaluation:
         beams: how many chains of a question were kept at each step; 1 where ``search`` is not ``"beam"``.
         dataset: what was asked.
         chains: every pick and search.
-        ranking: the final ranking, corpus ids int64 ``(N, max(ks))``.
+        ranking: the final ranking, corpus ids int64 ``(N, K)``, as deep as ``ks`` and ``measures`` look.
         ks: the ranks at which rankings are scored, ascending.
+        measures: names of further metrics of rankings, see ``ir_metrics``.
         threshold: of early stopping, or None.
         metrics: one float64 ``(N,)`` array a metric; those that begin with ``stopped_`` are after early stopping.
         ceilings: the largest value each metric can take on each question under this budget, ``(N,)``.
@@ -56,6 +57,7 @@ class Evaluation:
     chains: Chains
     ranking: Ids
     ks: tuple[int, ...]
+    measures: tuple[str, ...]
     threshold: float | None
     metrics: dict[str, Floats]
     ceilings: dict[str, Floats]
@@ -86,6 +88,7 @@ class Evaluation:
             "ranking": "picked passages in pick order, then all others by their best score in any search",
             "ties": "lowest passage id after rounding scores to 1e-6",
             "ranks": list(self.ks),
+            **({"measures": _describe_measures(self.measures)} if self.measures else {}),
             "exact_match": "support_em: set of picked = set of gold; all_gold_picked: every gold passage is picked",
             "episodic_return": "reward 'complete', undiscounted, over the whole budget",
             "intervals": f"{CONFIDENCE:.0%} percentile bootstrap over questions, {SAMPLES:,} resamples",
@@ -189,6 +192,7 @@ def evaluate(
     *,
     steps: int,
     ks: Sequence[int] = (2, 5, 10),
+    measures: Sequence[str] = (),
     threshold: float | None = None,
     search: str = "greedy",
     beams: int = BEAMS,
@@ -206,6 +210,8 @@ def evaluate(
         dataset: what is asked and picked.
         steps: the budget T, picks a question.
         ks: ranks at which the final ranking is scored.
+        measures: adds metrics of the final ranking from ``ir_measures``, such as ``("nDCG@10", "R@20")``; see
+            ``ir_metrics``.
         threshold: adds the metrics of chains that stop before the first pick scored below it.
         search: ``"greedy"``: T searches, each with the passages picked before; ``"single"``: one search with the
             question alone, whose first T passages are the picked set; ``"beam"``: see ``beam_chain``.
@@ -214,12 +220,14 @@ def evaluate(
         limit: asks a random sample of this size instead.
         seed: of that sample.
         batch_size: how many questions are searched at once; the latency is measured at it.
-        depth: how many passages each search returns, at least ``max(ks)``.
+        depth: how many passages each search returns, at least as many as ``ks`` and
+            ``measures`` look at.
         name: in tables; the class's name by default. A search that is not greedy is added in brackets.
 
     Raises:
-        ValueError: when a number is out of range, ``search`` is unknown, ``questions`` and ``limit`` are both given, or
-            the retriever breaks its contract.
+        ValueError: when a number is out of range, ``search`` or a measure is unknown, ``questions`` and ``limit`` are
+            both given, or the retriever breaks its contract.
+        ImportError: when there are measures and ``ir_measures`` (extra ``ir``) is not installed.
     """
     if not ks or min(ks) < 1:
         raise ValueError(f"ks is {list(ks)}: give at least one rank, each from 1")
@@ -234,12 +242,13 @@ def evaluate(
     asked = sample_questions(dataset, limit, seed) if questions is None else np.asarray(questions, np.int64)
     if len(asked) and not (0 <= asked.min() and asked.max() < len(dataset)):
         raise ValueError(f"questions run from {asked.min()} to {asked.max()}: there are {len(dataset)}")
-    ks = tuple(sorted(set(ks)))
+    ks, measures = tuple(sorted(set(ks))), tuple(dict.fromkeys(measures))
+    places = max(ks[-1], ir_metrics.measured_depth(measures))
     play = partial(SEARCHES[search], beams=beams) if search == "beam" else SEARCHES[search]
     suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
     calls = getattr(retriever, "encoder_calls", None)
-    chains = play(retriever, dataset, asked, steps, batch_size=batch_size, depth=max(depth, ks[-1]))
-    ranking = final_ranking(chains, ks[-1])
+    chains = play(retriever, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
+    ranking = final_ranking(chains, places)
     return Evaluation(
         retriever=(name or type(retriever).__name__) + suffix,
         search=search,
@@ -248,9 +257,11 @@ def evaluate(
         chains=chains,
         ranking=ranking,
         ks=ks,
+        measures=measures,
         threshold=threshold,
-        metrics=_score(dataset, chains, ranking, ks, threshold),
-        ceilings=metric_ceilings(dataset, asked, steps, ks, stopped=threshold is not None),
+        metrics=_score(dataset, chains, ranking, ks, measures, threshold),
+        ceilings=metric_ceilings(dataset, asked, steps, ks, stopped=threshold is not None)
+        | _measured(measures, ir_metrics.ideal_ranking(dataset, asked, places), dataset, asked),
         batch_size=batch_size,
         encoder_calls=None if calls is None else int(retriever.encoder_calls - calls),  # type: ignore[attr-defined]
         sample_seed=seed if sampled else None,
@@ -267,8 +278,23 @@ def _describe_search(search: str, beams: int) -> str:
     return f"{search}: {how[search]}"
 
 
+def _describe_measures(measures: Sequence[str]) -> str:
+    rule = "graded relevance; a later copy of a passage keeps its place and gains nothing"
+    return f"{', '.join(measures)} by ir_measures, {rule}"
+
+
+def _measured(measures: Sequence[str], ranking: Ids, dataset: RetrievalDataset, questions: Ids) -> dict[str, Floats]:
+    """Return ``ir_metrics.score_measures``; nothing, and no need of the library, where there is no measure."""
+    return ir_metrics.score_measures(measures, ranking, dataset, questions) if measures else {}
+
+
 def _score(
-    dataset: RetrievalDataset, chains: Chains, ranking: Ids, ks: tuple[int, ...], threshold: float | None
+    dataset: RetrievalDataset,
+    chains: Chains,
+    ranking: Ids,
+    ks: tuple[int, ...],
+    measures: Sequence[str],
+    threshold: float | None,
 ) -> dict[str, Floats]:
     canonical, gold = dataset.corpus.canonical, dataset.gold[chains.questions]
     ranked = metrics.canonical_ids(ranking, canonical)
@@ -278,6 +304,7 @@ def _score(
         values[f"complete@{k}"] = metrics.complete_at_k(ranked, gold, k)
         values[f"recall@{k}"] = metrics.recall_at_k(ranked, gold, k)
         values[f"any@{k}"] = metrics.any_at_k(ranked, gold, k)
+    values |= _measured(measures, ranking, dataset, chains.questions)
     values |= _support(picked, gold)
     values["episodic_return"] = _returns(dataset, chains)
 

@@ -9,6 +9,7 @@ import gymnasium as gym
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset, load_dataset
 
+ONE_STEP = {"max_steps": 1, "reward": "gold", "allow_unreachable": True}
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "ChainRetrieval-v0": {"max_steps": 4},
     "ChainRetrieval-Synthetic-v0": {"dataset": "synthetic", "max_steps": 4},
@@ -21,6 +22,10 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "ChainRetrieval-2Wiki-v0": {"dataset": "2wiki", "max_steps": 4},
     "ChainRetrieval-2WikiOpen-v0": {"dataset": "2wiki", "form": "corpus", "max_steps": 4},
     "ChainRetrieval-2WikiLong-v0": {"dataset": "2wiki-long", "max_steps": 6},
+    # One search: a question may have several relevant passages, of which one pick finds any.
+    "ChainRetrieval-SciFact-v0": {"dataset": "scifact", **ONE_STEP},
+    "ChainRetrieval-MSMARCO-v0": {"dataset": "msmarco", **ONE_STEP},
+    "ChainRetrieval-BEIR-v0": {"dataset": "beir", **ONE_STEP},
     "ChainRetrieval-Custom-v0": {"dataset": "custom", "max_steps": 4},
 }
 

@@ -428,7 +428,7 @@ def test_datasets_command_without_data(
     monkeypatch.setenv("RETRIEVAL_GYM_CACHE", str(tmp_path))
     assert cli.main(["datasets"]) == 0
     out = capsys.readouterr().out
-    assert out.count("not found") == 9 and "ChainRetrieval-2WikiOpen-v0" in out  # eight ids and the remedy
+    assert out.count("not found") == 11 and "ChainRetrieval-2WikiOpen-v0" in out  # ten ids and the remedy
 
 
 def test_datasets_command_says_what_does_not_load(

@@ -65,6 +65,7 @@ def describe(env_id: str) -> dict[str, Any]:
     name, form = kwargs.get("dataset", ""), kwargs.get("form", "pool")
     source = name.removesuffix("-long")
     composed = source != name  # from the questions of the source, over the corpus of its open form
+    one_form = composed or f"{name}_texts" in SOURCES  # over a whole corpus, with nothing to choose
     row: dict[str, Any] = dict.fromkeys(HEADINGS)
     row |= {"id": env_id, "dataset": name or None, "steps": kwargs["max_steps"], "questions": {}, "passages": {}}
     if name == "synthetic":
@@ -77,7 +78,7 @@ def describe(env_id: str) -> dict[str, Any]:
         found = find_local(source, split, siblings=composed or form == "corpus")
         if found is not None and composed:
             row["found"] = found.place  # also where no question can be composed
-        sizes = None if found is None else _sizes(name, split, found.place, None if composed else "pool")
+        sizes = None if found is None else _sizes(name, split, found.place, None if one_form else "pool")
         if found is None or sizes is None:
             continue
         passages: int | None
@@ -88,7 +89,7 @@ def describe(env_id: str) -> dict[str, Any]:
                 unions[found.place] = None if dataset is None else len(dataset.corpus)
             if (passages := unions[found.place]) is None:
                 continue
-        elif not composed:
+        elif not one_form:
             row["pool"] = max(row["pool"] or 0, pool)
         row["found"] = found.place
         row["questions"][split], row["passages"][split] = questions, passages
@@ -120,7 +121,7 @@ def _load(name: str, split: str, form: str | None) -> RetrievalDataset | None:
     try:
         return load_dataset(name, split, **({} if form is None else {"form": form}))
     except (ValueError, OSError) as error:
-        print(f"retrieval_gym: {name} {split} ({form or 'composed'}) does not load: {error}", file=sys.stderr)
+        print(f"retrieval_gym: {name} {split} ({form or 'its only form'}) does not load: {error}", file=sys.stderr)
         return None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from retrieval_gym.chains import BEAMS, SEARCHES
+from retrieval_gym import ir_metrics
+from retrieval_gym.chains import BEAMS, SEARCHES, final_ranking
 from retrieval_gym.commands.retrievers import (
     add_question_arguments,
     add_retriever_arguments,
@@ -38,9 +39,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add("--beams", type=int, help=f"beam: how many chains a question keeps (default: {BEAMS})")
     add("--ks", type=int, nargs="+", default=[2, 5, 10], help="ranks at which rankings are scored (default: 2 5 10)")
+    add(
+        "--measures",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="more metrics of the rankings, as ir_measures names them: nDCG@10 R@20 RR@10 AP@100 P@5 Success@1, ...",
+    )
     add("--threshold", type=float, help="add the metrics of stopping before the first pick scored below this")
     add("--out", metavar="FILE.json", help="write every figure and assumption as JSON")
     add("--per-question", metavar="FILE.jsonl", help="write every question's chain, one JSON object a line")
+    add(
+        "--run-file",
+        metavar="FILE.trec",
+        help="write the final rankings as a TREC run, as deep as the searches: 100 passages, or more where --measures "
+        "or --ks ask for them; for one retriever and one search",
+    )
     parser.set_defaults(run=run)
 
 
@@ -58,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
                     dataset,
                     steps=max_steps if args.steps is None else args.steps,
                     ks=args.ks,
+                    measures=args.measures,
                     threshold=args.threshold,
                     search=search,
                     beams=BEAMS if args.beams is None else args.beams,
@@ -76,6 +91,10 @@ def run(args: argparse.Namespace) -> int:
         records = (record for evaluation in evaluations for record in evaluation.records())
         lines = [json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n" for record in records]
         write_text(args.per_question, "".join(lines))
+    if args.run_file is not None:
+        (only,) = evaluations
+        ranking = final_ranking(only.chains, only.chains.step_ids.shape[2])
+        ir_metrics.write_run(args.run_file, ranking, dataset, only.chains.questions, only.retriever)
     return 0
 
 
@@ -88,4 +107,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--beams is for the search beam, which is not asked for")
     if args.beams is not None and args.beams < 1:
         raise ValueError(f"--beams must be at least 1, got {args.beams}")
-    check_outputs({"--out": args.out, "--per-question": args.per_question})
+    if args.measures:
+        ir_metrics.parse_measures(args.measures)
+    if args.run_file is not None and len(args.retriever) * len(args.search) > 1:
+        raise ValueError("--run-file holds one run: ask for one retriever and one search, and for the others again")
+    check_outputs({"--out": args.out, "--per-question": args.per_question, "--run-file": args.run_file})

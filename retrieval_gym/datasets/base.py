@@ -36,6 +36,10 @@ class Question:
         answers: accepted answers; empty when the source has none.
         hops: length of the reasoning chain; 0 means ``len(gold)``.
         ordered: whether the order of ``gold`` means anything.
+        grades: how relevant each passage of ``gold`` is, whole numbers from 1; empty when all are 1.
+
+    Raises:
+        ValueError: when ``grades`` is neither empty nor as long as ``gold``, or holds other than whole numbers from 1.
     """
 
     id: str
@@ -44,11 +48,23 @@ class Question:
     answers: tuple[str, ...] = ()
     hops: int = 0
     ordered: bool = True
+    grades: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Fill in the number of hops."""
+        """Fill in the number of hops and check the grades."""
         if self.hops == 0:
             object.__setattr__(self, "hops", len(self.gold))
+        if self.grades and len(self.grades) != len(self.gold):
+            raise ValueError(
+                f"question {self.id!r} has {len(self.grades)} grades for {len(self.gold)} gold passages: give one "
+                "each, or none"
+            )
+        bad = [grade for grade in self.grades if type(grade) is not int or grade < 1]
+        if bad:
+            raise ValueError(
+                f"question {self.id!r}: grade {bad[0]!r} is not a whole number from 1: leave passages that are not "
+                "relevant out of gold"
+            )
 
 
 class Corpus(Sequence[Passage]):
@@ -135,6 +151,21 @@ class Corpus(Sequence[Passage]):
         return np.fromiter((first.setdefault(p, i) for i, p in enumerate(self)), np.int64, len(self))
 
 
+def merge_gold(gold: Sequence[int], grades: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the distinct ids in the order of their first mention, each with its largest grade.
+
+    Args:
+        gold: corpus ids, some of which may have become equal.
+        grades: one grade an id, or none where all are 1; stays empty then.
+    """
+    if not grades:
+        return tuple(dict.fromkeys(gold)), ()
+    best: dict[int, int] = {}
+    for passage, grade in zip(gold, grades, strict=True):
+        best[passage] = max(grade, best.get(passage, grade))
+    return tuple(best), tuple(best.values())
+
+
 @dataclass(frozen=True, eq=False)
 class RetrievalDataset:
     """Questions over one corpus, served alike to the environment, the agents and the scorer.
@@ -219,13 +250,23 @@ class RetrievalDataset:
     @cached_property
     def gold(self) -> Ids:
         """Canonical gold ids in chain order, int64 of shape ``(len(self), max_gold)``, padded with -1."""
+        return self._gold_and_grades[0]
+
+    @cached_property
+    def grades(self) -> Ids:
+        """Grade of each passage of ``gold``, int64 of the same shape, padded with 0; of copies the largest counts."""
+        return self._gold_and_grades[1]
+
+    @cached_property
+    def _gold_and_grades(self) -> tuple[Ids, Ids]:
         canonical = self.corpus.canonical
-        rows = [list(dict.fromkeys(canonical[list(q.gold)].tolist())) for q in self.questions]
-        table = np.full((len(rows), max(map(len, rows))), -1, np.int64)
-        for i, row in enumerate(rows):
-            table[i, : len(row)] = row
-        table.flags.writeable = False
-        return table
+        rows = [merge_gold(canonical[list(q.gold)].tolist(), q.grades) for q in self.questions]
+        shape = (len(rows), max(len(gold) for gold, _ in rows))
+        golds, grades = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        for i, (gold, grade) in enumerate(rows):
+            golds[i, : len(gold)], grades[i, : len(gold)] = gold, grade or 1
+        golds.flags.writeable = grades.flags.writeable = False
+        return golds, grades
 
     @cached_property
     def hops(self) -> Ids:

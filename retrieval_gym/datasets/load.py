@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval_gym.datasets.base import Corpus, Passage, RetrievalDataset
+from retrieval_gym.datasets.base import Corpus, Passage, RetrievalDataset, merge_gold
 
 SPLITS = ("train", "dev", "test")
 LOADERS = {
@@ -22,6 +22,9 @@ LOADERS = {
     "2wiki": "retrieval_gym.datasets.twowiki:load_2wiki",
     "hotpotqa-long": "retrieval_gym.datasets.long:load_hotpotqa_long",
     "2wiki-long": "retrieval_gym.datasets.long:load_2wiki_long",
+    "scifact": "retrieval_gym.datasets.beir:load_scifact",
+    "msmarco": "retrieval_gym.datasets.beir:load_msmarco",
+    "beir": "retrieval_gym.datasets.beir:load_beir",
     "custom": "retrieval_gym.datasets.jsonl:load_custom",
 }
 
@@ -83,8 +86,8 @@ def join_datasets(parts: list[RetrievalDataset]) -> RetrievalDataset:
     for part in parts:
         ids = np.fromiter((index.setdefault(p, len(index)) for p in part.corpus), np.int64, len(part.corpus))
         for i, question in enumerate(part.questions):
-            gold = tuple(dict.fromkeys(ids[list(question.gold)].tolist()))
-            questions.append(replace(question, gold=gold))
+            gold, grades = merge_gold(ids[list(question.gold)].tolist(), question.grades)
+            questions.append(replace(question, gold=gold, grades=grades))
             if part.pools is not None:
                 _, first = np.unique(ids[part.pools[i]], return_index=True)
                 pools.append(ids[part.pools[i][np.sort(first)]])

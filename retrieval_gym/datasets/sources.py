@@ -20,7 +20,8 @@ class Source:
     Attributes:
         folder: the folder that holds the dataset's files inside a data folder.
         files: official file name of each split, looked for in ``folder``, and directly in a folder that the caller
-            names, with and without ``.gz``.
+            names, with and without ``.gz``. Where all splits share texts, ``"corpus"`` and ``"queries"`` stand in for
+            splits in a source of their own.
         hub_repo: a dataset repository on the Hub.
         hub_revision: the pinned commit of that repository.
         hub_files: the files of each split in that repository, in order; a split that has none has no labelled
@@ -49,6 +50,34 @@ def _musique(kind: str) -> Source:
         homepage="https://github.com/StonyBrookNLP/musique",
         licence="CC BY 4.0",
     )
+
+
+def _beir(name: str, licence: str, revision: str, texts_revision: str, splits: tuple[str, ...]) -> dict[str, Source]:
+    """Return the source of a dataset's qrels, one file a split, and that of its texts, two files for all splits.
+
+    The Hub has them in two repositories: the qrels as TSV, the texts as Parquet.
+    """
+    homepage = "https://github.com/beir-cellar/beir"
+    qrels = Source(
+        folder=name,
+        files={split: f"qrels/{split}.tsv" for split in SPLITS},
+        hub_repo=f"BeIR/{name}-qrels",
+        hub_revision=revision,
+        hub_files={split: (f"{split}.tsv",) for split in splits},
+        homepage=homepage,
+        licence=licence,
+    )
+    kinds = ("corpus", "queries")
+    texts = Source(
+        folder=name,
+        files={kind: f"{kind}.jsonl" for kind in kinds},
+        hub_repo=f"BeIR/{name}",
+        hub_revision=texts_revision,
+        hub_files={kind: (f"{kind}/{kind}-00000-of-00001.parquet",) for kind in kinds},
+        homepage=homepage,
+        licence=licence,
+    )
+    return {name: qrels, f"{name}_texts": texts}
 
 
 SOURCES: dict[str, Source] = {
@@ -82,6 +111,20 @@ SOURCES: dict[str, Source] = {
         homepage="https://github.com/Alab-NII/2wikimultihop",
         licence="Apache-2.0",
     ),
+    **_beir(
+        "scifact",
+        licence="claims CC BY 4.0, abstracts ODC-By",
+        revision="2938d17dc3b09882fdb8c12bbbe2e2dc0e75a029",
+        texts_revision="b3b5335604bf5ee3c4447671af975ea25143d4f5",
+        splits=("train", "test"),
+    ),
+    **_beir(
+        "msmarco",
+        licence="MS MARCO terms, for research that is not commercial",
+        revision="253fbf8a3f8d4a0932b63882b5162bedc84779f5",
+        texts_revision="a918e0d11a77ed33f42f29d98340b655593b96ad",
+        splits=SPLITS,
+    ),
 }
 
 
@@ -106,7 +149,12 @@ def cache_folder() -> Path:
 
 
 def find_local(
-    name: str, split: str, path: str | Path | None = None, revision: str | None = None, siblings: bool = False
+    name: str,
+    split: str,
+    path: str | Path | None = None,
+    revision: str | None = None,
+    siblings: bool = False,
+    hub_only: bool = False,
 ) -> Found | None:
     """Return the files of a split without any download, or None where there are none.
 
@@ -116,9 +164,10 @@ def find_local(
         path: the only file or folder to look at; by default ``$RETRIEVAL_GYM_DATA``, then the cache.
         revision: see ``find``.
         siblings: whether a Hub download counts only when it is there in every split.
+        hub_only: whether a Hub download alone counts.
     """
     source = SOURCES[name]
-    found = _found_in_folders(source, split, path)
+    found = None if hub_only else _found_in_folders(source, split, path)
     if found or path is not None:
         return found
     found = _found_in_cache(source, split, revision)
@@ -126,7 +175,12 @@ def find_local(
 
 
 def find(
-    name: str, split: str, path: str | Path | None = None, revision: str | None = None, siblings: bool = False
+    name: str,
+    split: str,
+    path: str | Path | None = None,
+    revision: str | None = None,
+    siblings: bool = False,
+    hub_only: bool = False,
 ) -> Found:
     """Return the files of a split from the first place that has them.
 
@@ -140,12 +194,14 @@ def find(
         path: the only file or folder to look at.
         revision: commit, tag or branch on the Hub; by default ``$RETRIEVAL_GYM_HUB_REVISION``, else the pinned commit.
         siblings: whether to fetch the other splits as well when this one comes from the Hub.
+        hub_only: whether to look at earlier downloads and the Hub alone, for files that must come from where others
+            came from.
 
     Raises:
         FileNotFoundError: when the files are nowhere; the message names the file, every place and the remedy.
     """
     source = SOURCES[name]
-    if found := find_local(name, split, path, revision, siblings):
+    if found := find_local(name, split, path, revision, siblings, hub_only):
         return found
     if path is not None:
         searched = [str(path) if Path(path).exists() else f"{path} (absent)"]
@@ -153,8 +209,8 @@ def find(
     found = _found_in_cache(source, split, revision)
     wanted = list(source.hub_files) if siblings and split in source.hub_files else [split]
     absent = [each for each in wanted if found is None or each not in found.siblings]
-    searched = [str(folder) for folder in _folders(None)]
-    if not os.environ.get("RETRIEVAL_GYM_DATA"):
+    searched = [] if hub_only else [_describe(folder, source) for folder in _folders(None)]
+    if not hub_only and not os.environ.get("RETRIEVAL_GYM_DATA"):
         searched.insert(0, "$RETRIEVAL_GYM_DATA (not set)")
     if reason := _why_no_hub(source, split):
         raise FileNotFoundError(_missing(source, absent[0], [*searched, f"the Hub ({reason})"], revision))
@@ -165,18 +221,19 @@ def find(
 
 
 @cache
-def report_dropped(name: str, split: str, dropped: tuple[tuple[str, int], ...]) -> None:
+def report_dropped(name: str, split: str, dropped: tuple[tuple[str, int], ...], what: str = "questions") -> None:
     """Say on stderr, once a process, what loading a split left out and why.
 
     Args:
         name: the dataset's name.
         split: the split.
-        dropped: (reason, number of questions) pairs; nothing is printed when there are none.
+        dropped: (reason, number) pairs; nothing is printed when there are none.
+        what: what was left out.
     """
     if dropped:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped)
         total = sum(count for _, count in dropped)
-        print(f"retrieval_gym: {name} {split}: left out {total} questions: {reasons}", file=sys.stderr)
+        print(f"retrieval_gym: {name} {split}: left out {total} {what}: {reasons}", file=sys.stderr)
 
 
 def _folders(path: str | Path | None) -> list[Path]:
@@ -192,7 +249,7 @@ def _found_in_folders(source: Source, split: str, path: str | Path | None) -> Fo
     for folder in _folders(path):
         # Only a folder that the caller names may hold the files directly: a name such as dev.json says little.
         bases = [folder / source.folder, *([folder] if path is not None else [])]
-        splits = {each: files for each in SPLITS if (files := _files_in(bases, source, each))}
+        splits = {each: files for each in source.files if (files := _files_in(bases, source, each))}
         if split in splits:
             return Found(splits[split], str(folder), splits)
     return None
@@ -202,6 +259,12 @@ def _found_in_cache(source: Source, split: str, revision: str | None) -> Found |
     folder = _hub_folder(source, revision)
     splits = {each: files for each in source.hub_files if (files := _hub_files_in(folder, source, each))}
     return Found(splits[split], _hub_place(source, revision), splits) if split in splits else None
+
+
+def _describe(folder: Path, source: Source) -> str:
+    """Return the folder's name with the splits that are there, for people."""
+    there = [each for each in source.files if _files_in([folder / source.folder], source, each)]
+    return f"{folder} (has {', '.join(there)})" if there else str(folder)
 
 
 def _files_in(bases: list[Path], source: Source, split: str) -> tuple[Path, ...]:
@@ -234,7 +297,7 @@ def _hub_place(source: Source, revision: str | None) -> str:
 def _why_no_hub(source: Source, split: str) -> str | None:
     """Return why the Hub is not asked, or None when it is."""
     if split not in source.hub_files:
-        return "not asked: no labelled test split is published"
+        return f"not asked: no labelled {split} split is published"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return "not asked: HF_HUB_OFFLINE is set"
     try:
@@ -278,7 +341,8 @@ def _missing(source: Source, split: str, searched: list[str], revision: str | No
     message = f"{name} (or .gz) was not found; searched: {'; '.join(searched)}. "
     if split not in source.hub_files:
         return message + (
-            f"No labelled test split is published ({source.homepage}): use split='dev', or put a labelled file there."
+            f"No labelled {split} split is published ({source.homepage}): use "
+            f"{' or '.join(f'split={each!r}' for each in source.hub_files)}, or put a labelled file there."
         )
     return message + (
         f"Get the official file from {source.homepage} and set RETRIEVAL_GYM_DATA to the folder above "
