@@ -17,7 +17,6 @@ the first epoch an encoder that was trained on gold histories alone does the wal
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import time
@@ -43,7 +42,15 @@ from retrieval_gym.nn.contrastive import allowed_negatives, draw, gold_states, n
 from retrieval_gym.nn.dense import DenseRetriever
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.lora import adapter_dropout, add_lora, merge_lora
+from retrieval_gym.nn.lora import adapter_dropout, merge_lora
+from retrieval_gym.nn.objectives import info_nce
+from retrieval_gym.nn.query_side import (
+    FULL_LIMIT,
+    make_optimizer,
+    make_query_encoder,
+    trained_state,
+    trains_adapters,
+)
 from retrieval_gym.nn.reporting import (
     environment_spec,
     hold_out,
@@ -71,9 +78,7 @@ from retrieval_gym.registration import environment_dataset
 METRICS = ("complete@5", "complete@10", "all_gold_picked", "support_f1")
 WALKED = ("once", "once-resampled", "on-policy")
 RESAMPLED = ("noise-resampled", "once-resampled", "on-policy")
-FULL_LIMIT = 100_000_000  # weights up to which an encoder is trained in full, unless a flag says otherwise
 LEARNING_RATE = {"full": 3e-5, "lora": 2e-4}
-LORA_FLAGS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 Ids = NDArray[np.int64]
 
 
@@ -181,8 +186,6 @@ def check_args(args: Args) -> None:
     check_sizes(args, "learning_rate", "weight_decay", "warmup_updates", "max_grad_norm")
     if not 0 < args.temperature < math.inf:
         raise ValueError(f"temperature is {args.temperature}: it must be finite and above 0")
-    if args.full and args.lora:
-        raise ValueError("--full and --lora are both given: choose one")
     if args.states == "gold" and args.mix != 0.5:
         raise ValueError(f"mix is {args.mix}: --states gold has nothing to mix in; leave --mix out")
     if args.mix == 0:
@@ -193,49 +196,6 @@ def check_args(args: Args) -> None:
     if args.first_walker is not None and args.first_walker_epochs is not None:
         raise ValueError("--first-walker and --first-walker-epochs are both given: that walker is trained already")
     check_env_kwargs(args.env_kwargs)
-
-
-def trains_adapters(args: Args, encoder: TextEncoder) -> bool:
-    """Say whether the query side trains LoRA adapters rather than all weights.
-
-    Raises:
-        ValueError: for a flag that is of no use to the one or the other.
-    """
-    lora = args.lora or (not args.full and sum(p.numel() for p in encoder.parameters()) > FULL_LIMIT)
-    for name in LORA_FLAGS:
-        if not lora and getattr(args, name) != getattr(Args, name):
-            raise ValueError(f"{name} is {getattr(args, name)}, but all weights are trained: pass --lora")
-    if lora and not args.train_embeddings:
-        raise ValueError("--no-train-embeddings is for --full: LoRA leaves the word embeddings as they are anyway")
-    return lora
-
-
-def make_query_encoder(args: Args, frozen: TextEncoder) -> TextEncoder:
-    """Return a query side that starts as the frozen encoder."""
-    if trains_adapters(args, frozen):
-        # Adapters leave the weights as they are, so both encoders can share them.
-        encoder = copy.deepcopy(frozen, {id(weight): weight for weight in frozen.parameters()})
-        add_lora(
-            encoder, rank=args.lora_rank, alpha=args.lora_alpha, dropout=args.lora_dropout, targets=args.lora_targets
-        )
-        return encoder.eval()
-    encoder = copy.deepcopy(frozen).requires_grad_(True)
-    if not args.train_embeddings:
-        encoder.model.get_input_embeddings().requires_grad_(False)
-    return encoder.eval()
-
-
-def make_optimizer(args: Args, encoder: TextEncoder) -> torch.optim.AdamW:
-    """Return AdamW over what trains."""
-    return torch.optim.AdamW(
-        [weight for weight in encoder.parameters() if weight.requires_grad], betas=args.betas,
-        weight_decay=args.weight_decay, fused=encoder.device.type != "mps",
-    )  # fmt: skip
-
-
-def trained_state(encoder: TextEncoder) -> dict[str, Tensor]:
-    """The weights that training changes."""
-    return {name: weight.detach() for name, weight in encoder.named_parameters() if weight.requires_grad}
 
 
 def walk(retriever: Retriever, envs: gym.vector.VectorEnv, dataset: RetrievalDataset, seed: int) -> mdp.States:
@@ -258,21 +218,6 @@ def earliest_missing(states: mdp.States, dataset: RetrievalDataset) -> Ids:
     gold = dataset.gold[states.question]
     missing = (gold >= 0) & ~mdp.found_gold(states, dataset)
     return gold[np.arange(len(gold)), missing.argmax(axis=1)]
-
-
-def info_nce(queries: Tensor, passages: Tensor, listed: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The loss of each state, and whether its positive is ranked first in its list; both ``(B,)``.
-
-    Args:
-        queries: E_q of the states, ``(B, D)``.
-        passages: E_p of the lists, the positive in the first column, ``(B, 1 + N, D)``.
-        listed: False where a list has ended, bool ``(B, 1 + N)``.
-        temperature: of the softmax.
-    """
-    scores = torch.einsum("bd,bnd->bn", queries, passages) / temperature
-    scores = scores.masked_fill(~listed, -torch.inf)
-    first = (scores[:, :1] > scores[:, 1:]).all(dim=1)
-    return -scores.log_softmax(dim=1)[:, 0], first
 
 
 @dataclass(frozen=True)
@@ -413,7 +358,7 @@ def main(args: Args) -> Path:
     # Networks: a frozen encoder of passages, embedded once, and a query side that starts from it.
     frozen = TextEncoder.load(args.encoder, device=device, layers=args.layers, autocast=args.autocast)
     frozen.requires_grad_(False)
-    lora = trains_adapters(args, frozen)
+    lora = trains_adapters(args, frozen, FULL_LIMIT)
     peak = LEARNING_RATE["lora" if lora else "full"] if args.learning_rate is None else args.learning_rate
     tables: dict[str, Tensor] = {}
 
@@ -437,7 +382,7 @@ def main(args: Args) -> Path:
         return evaluate(retriever(encoder, asked), asked, steps=steps, limit=limit)
 
     def make_learner() -> Learner:
-        encoder = make_query_encoder(args, frozen)
+        encoder = make_query_encoder(args, frozen, lora=lora, dropout=args.lora_dropout)
         store = TokenStore(
             train, encoder, question_tokens=args.question_tokens, passage_tokens=args.passage_tokens, order="pick"
         )

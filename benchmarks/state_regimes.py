@@ -204,12 +204,15 @@ def main() -> None:
     add("--runs", type=Path, required=True, help="folder of the runs; give each comparison its own")
     add("--flags", default="", help="of agents/infonce.py, for all runs")
     add("--jobs", type=int, default=1, help="seeds trained at the same time, which share the processor's cores")
+    add("--train-only", action="store_true", help="train these seeds and measure nothing, for several calls at a time")
     add("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
     args.regimes = ["gold", *(regime for regime in REGIMES if regime in args.regimes and regime != "gold")]
     with ThreadPoolExecutor(args.jobs) as workers:
         trained = workers.map(lambda seed: {(r, seed): train(args, r, seed) for r in args.regimes}, args.seeds)
         runs = {key: run for found in trained for key, run in found.items()}
+    if args.train_only:
+        return
     figures: dict[str, Any] = {"flags": args.flags, "seeds": args.seeds, "cost": {}, "environments": {}}
     for spec in args.eval_envs or [environment_spec(args.env, args.env_kwargs)]:
         text, figures["environments"][spec] = report(measure(spec, runs, args), args.seeds)

@@ -154,24 +154,35 @@ def make_retriever(
         from retrieval_gym.nn.trained import load_run
 
         return load_run(name.removeprefix("run:"), dataset, device=resolve_device(device), cache_dir=cache_dir)
-    retriever = _import_factory(name)(dataset)
+    remedy = f"choose one of {', '.join(RETRIEVERS)}, run:FOLDER or package.module:factory"
+    retriever = import_callable(name, "retriever", remedy)(dataset)
     if not callable(getattr(retriever, "search", None)):
         raise ValueError(f"{name} returned {type(retriever).__name__}, which has no method search(states, k)")
     return retriever
 
 
-def _import_factory(name: str) -> Callable[[RetrievalDataset], Any]:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(
-            f"unknown retriever {name!r}: choose one of {', '.join(RETRIEVERS)}, run:FOLDER or package.module:factory"
-        )
+def import_callable(name: str, what: str, remedy: str) -> Callable[..., Any]:
+    """Import ``package.module:name``, looked for in the working directory too, as ``python -m`` would.
+
+    Args:
+        name: what to import.
+        what: what it shall be, for error messages.
+        remedy: what to give instead, for the error message where ``name`` is of another form.
+
+    Raises:
+        ValueError: when there is no such module, or no such callable in it.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"unknown {what} {name!r}: {remedy}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
-        raise ValueError(f"retriever {name!r}: no module {module!r} on the import path") from error
+        raise ValueError(f"{what} {name!r}: no module {module!r} on the import path") from error
     if not callable(getattr(found, attribute, None)):
-        raise ValueError(f"retriever {name!r}: module {module!r} has no callable {attribute!r}")
+        raise ValueError(f"{what} {name!r}: module {module!r} has no callable {attribute!r}")
     return getattr(found, attribute)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,6 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
         ValueError: when the name is unknown or its factory takes no dataset.
         ImportError: when a package that the retriever needs is not installed.
     """
-    # A factory of the user's own is looked up in the working directory too, as `python -m` would.
-    if ":" in name and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     given: dict[str, Any] = {key: getattr(args, key) for key in DENSE_ONLY if getattr(args, key) is not None}
     options: dict[str, Any] = {}
     kind, _, encoder = name.partition(":")

@@ -17,7 +17,8 @@ from retrieval_gym.ranking import Retriever
 if TYPE_CHECKING:
     from retrieval_gym.datasets.base import RetrievalDataset
 
-DENSE_SETTINGS = ("states", "autocast", "question_tokens", "passage_tokens")
+DENSE_AGENTS = ("states", "objective")  # what the configuration of infonce.py has, or of pao.py, and no other
+DENSE_SETTINGS = ("autocast", "question_tokens", "passage_tokens")
 
 
 def load_run(
@@ -30,7 +31,8 @@ def load_run(
     """Return the retriever that a finished run trained, as its report scored it.
 
     Args:
-        directory: a run folder of ``agents/pqn.py`` or ``agents/infonce.py``, told apart by their configuration.
+        directory: a run folder of ``agents/pqn.py``, ``agents/infonce.py`` or ``agents/pao.py``, told apart by their
+            configuration.
         dataset: what is asked and picked.
         device: where it runs.
         cache_dir: where embeddings of a corpus are kept; None is nowhere.
@@ -40,7 +42,8 @@ def load_run(
         ValueError: when the folder is not that of such a run.
     """
     run = Run.open(directory)
-    if not all(name in run.config for name in DENSE_SETTINGS):
+    dense = any(name in run.config for name in DENSE_AGENTS) and all(name in run.config for name in DENSE_SETTINGS)
+    if not dense:
         return QRetriever(load_q(directory, device), dataset, cache_dir)
     table = EmbeddingTable.build(
         load_run_encoder(run, "passage_encoder", device),
