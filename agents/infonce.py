@@ -37,7 +37,14 @@ from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.datasets import Corpus
 from retrieval_gym.evaluation import Evaluation, evaluate
-from retrieval_gym.nn.arguments import check_counts, check_env_kwargs, check_shares, check_sizes, parse_args
+from retrieval_gym.nn.arguments import (
+    check_counts,
+    check_env_kwargs,
+    check_positive,
+    check_shares,
+    check_sizes,
+    parse_args,
+)
 from retrieval_gym.nn.contrastive import allowed_negatives, draw, gold_states, noise_states, room_for_wrong, spread
 from retrieval_gym.nn.dense import DenseRetriever
 from retrieval_gym.nn.embeddings import EmbeddingTable
@@ -52,7 +59,9 @@ from retrieval_gym.nn.query_side import (
     trains_adapters,
 )
 from retrieval_gym.nn.reporting import (
+    check_fingerprints,
     environment_spec,
+    fingerprints,
     hold_out,
     load_reported,
     refuse_overlap,
@@ -183,7 +192,8 @@ def check_args(args: Args) -> None:
         "question_tokens", "passage_tokens", "lora_rank", "lora_alpha",
     )  # fmt: skip
     check_shares(args, "final_learning_rate", "mix")
-    check_sizes(args, "learning_rate", "weight_decay", "warmup_updates", "max_grad_norm")
+    check_sizes(args, "learning_rate", "weight_decay", "warmup_updates")
+    check_positive(args, "max_grad_norm")
     if not 0 < args.temperature < math.inf:
         raise ValueError(f"temperature is {args.temperature}: it must be finite and above 0")
     if args.states == "gold" and args.mix != 0.5:
@@ -416,9 +426,12 @@ def main(args: Args) -> Path:
         raise ValueError(f"--states {args.states}: max_steps={max_steps} leaves no history room for a wrong passage")
     epoch_size = 2 * len(gold)
     num_other = 0 if args.states == "gold" else round(args.mix * epoch_size)
+    if args.states != "gold" and num_other == 0:
+        raise ValueError(f"mix is {args.mix}: of {epoch_size} states an epoch that is not one; raise it")
     batches = math.ceil(epoch_size / args.batch_size)
     gold_examples = examples(gold)
 
+    known = fingerprints(frozen, dataset, reported)
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "infonce", args.seed, asdict(args))
     run.lock()
     print(
@@ -430,11 +443,12 @@ def main(args: Args) -> Path:
     def checkpoint(epoch: int) -> dict[str, Any]:
         return {
             "epoch": epoch, "best": best, "query": trained_state(learner.encoder), "rng": rng_state(),
-            "optimizer": learner.optimizer.state_dict(), "untrained": untrained,
+            "optimizer": learner.optimizer.state_dict(), "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
     if args.resume:
         state = run.load("last", map_location=device)
+        check_fingerprints(state["fingerprints"], known)
         learner.encoder.load_state_dict(state["query"], strict=False)
         learner.optimizer.load_state_dict(state["optimizer"])
         set_rng_state(state["rng"])
@@ -550,4 +564,4 @@ if __name__ == "__main__":
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         sys.exit(f"infonce: {error}")
     except KeyboardInterrupt:
-        sys.exit("infonce: interrupted; go on with --resume and the run folder printed above")
+        sys.exit("infonce: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")

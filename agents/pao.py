@@ -40,7 +40,14 @@ from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.datasets import Corpus
 from retrieval_gym.evaluation import Evaluation, evaluate
 from retrieval_gym.ir_metrics import parse_measures
-from retrieval_gym.nn.arguments import check_counts, check_env_kwargs, check_shares, check_sizes, parse_args
+from retrieval_gym.nn.arguments import (
+    check_counts,
+    check_env_kwargs,
+    check_positive,
+    check_shares,
+    check_sizes,
+    parse_args,
+)
 from retrieval_gym.nn.contrastive import allowed_negatives
 from retrieval_gym.nn.dense import DenseRetriever
 from retrieval_gym.nn.embeddings import EmbeddingTable
@@ -57,7 +64,9 @@ from retrieval_gym.nn.query_side import (
     with_normalization,
 )
 from retrieval_gym.nn.reporting import (
+    check_fingerprints,
     environment_spec,
+    fingerprints,
     hold_out,
     load_reported,
     refuse_overlap,
@@ -194,7 +203,8 @@ def check_args(args: Args) -> None:
         "lora_rank", "lora_alpha",
     )  # fmt: skip
     check_shares(args, "final_learning_rate")
-    check_sizes(args, "beta", "learning_rate", "weight_decay", "warmup_updates", "max_grad_norm")
+    check_sizes(args, "beta", "learning_rate", "weight_decay", "warmup_updates")
+    check_positive(args, "max_grad_norm")
     for name in ("temperature", "teacher_temperature"):
         if not 0 < getattr(args, name) < math.inf:
             raise ValueError(f"{name} is {getattr(args, name)}: it must be finite and above 0")
@@ -355,6 +365,7 @@ def main(args: Args) -> Path:
     vectors = vectors_of(train.corpus)
     index = ExactIndex(vectors, device=device)
 
+    known = fingerprints(frozen, dataset, reported)
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pao", args.seed, asdict(args))
     run.lock()
     print(
@@ -367,11 +378,12 @@ def main(args: Args) -> Path:
         return {
             "update": update, "transitions": transitions, "best": best, "query": trained_state(encoder),
             "optimizer": optimizer.state_dict(), "rng": rng_state(), "rewards": rewards_of.state_dict(),
-            "untrained": untrained,
+            "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
     if args.resume:
         state = run.load("last", map_location=device)
+        check_fingerprints(state["fingerprints"], known)
         encoder.load_state_dict(state["query"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
         rewards_of.load_state_dict(state["rewards"])
@@ -510,4 +522,4 @@ if __name__ == "__main__":
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         sys.exit(f"pao: {error}")
     except KeyboardInterrupt:
-        sys.exit("pao: interrupted; go on with --resume and the run folder printed above")
+        sys.exit("pao: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")

@@ -30,11 +30,20 @@ import retrieval_gym  # noqa: F401 - registers the environments
 from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate
-from retrieval_gym.nn.arguments import check_counts, check_env_kwargs, check_shares, check_sizes, parse_args
+from retrieval_gym.nn.arguments import (
+    check_counts,
+    check_env_kwargs,
+    check_positive,
+    check_shares,
+    check_sizes,
+    parse_args,
+)
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
 from retrieval_gym.nn.reporting import (
+    check_fingerprints,
     environment_spec,
+    fingerprints,
     hold_out,
     load_reported,
     refuse_overlap,
@@ -217,16 +226,23 @@ def check_args(args: Args) -> None:
     """Raise ValueError for a number out of range, or an environment argument that has a flag of its own."""
     check_counts(
         args, "num_envs", "num_steps", "accumulation", "tries", "eval_every", "total_timesteps", "eval_questions",
-        "top_k_actions",
+        "top_k_actions", "question_tokens", "passage_tokens",
     )  # fmt: skip
     check_shares(args, "gamma", "lam", "tau", "epsilon", "final_learning_rate")
     check_sizes(
-        args, "alpha", "alpha_floor", "learning_rate", "weight_decay", "warmup_updates", "random_timesteps",
-        "max_grad_norm",
+        args, "alpha", "alpha_floor", "weight_decay", "warmup_updates", "random_timesteps", "delta", "span",
+        "learning_rate",
     )  # fmt: skip
+    check_positive(args, "max_grad_norm")
     check_env_kwargs(args.env_kwargs)
     if args.anneal_alpha and args.alpha_floor == 0:
         raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
+    if args.anneal_alpha and args.alpha < args.alpha_floor:
+        raise ValueError(f"alpha is {args.alpha}, below alpha_floor, {args.alpha_floor}: there is nothing to anneal")
+    if args.soft_q and args.epsilon != Args.epsilon:
+        raise ValueError(
+            f"epsilon is {args.epsilon}: with soft Q the policy explores; pass --no-soft-q, or leave it out"
+        )
     if args.score_target and not args.target_network:
         raise ValueError("--score-target scores the target encoders: leave out --no-target-network")
 
@@ -319,6 +335,7 @@ def main(args: Args) -> Path:
         groups, lr=args.learning_rate, betas=args.betas, weight_decay=args.weight_decay, fused=device.type != "mps"
     )
 
+    known = fingerprints(online.action_encoder, dataset, reported)
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
     run.lock()
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
@@ -329,11 +346,12 @@ def main(args: Args) -> Path:
             "update": update, "best": best, "q": trained_state(online, frozen), "target": trained_state(target, frozen),
             "optimizer": optimizer.state_dict(), "rng": rng_state(), "envs": envs.unwrapped.get_state(),
             "episode_return": episode_return.tolist(), "episode_length": episode_length.tolist(),
-            "untrained": untrained,
+            "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
     if args.resume:
         state = run.load("last", map_location=device)
+        check_fingerprints(state["fingerprints"], known)
         online.load_state_dict(state["q"], strict=False)
         target.load_state_dict(state["target"], strict=False)
         optimizer.load_state_dict(state["optimizer"])
@@ -507,4 +525,4 @@ if __name__ == "__main__":
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         sys.exit(f"pqn: {error}")
     except KeyboardInterrupt:
-        sys.exit("pqn: interrupted; go on with --resume and the run folder printed above")
+        sys.exit("pqn: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")

@@ -550,14 +550,14 @@ def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(infonce, args, m
 
 @pytest.mark.slow
 def test_on_policy_training_learns_to_follow_names(infonce, tmp_path):
-    """Untrained, the chain has both passages of .18 of the dev questions in its top five; 54 updates raise that."""
+    """Untrained, the chain has both passages of .23 of the dev questions in its top five; 54 updates raise that."""
     given = infonce.Args(
-        env_kwargs=("num_questions=120", "corpus_size=1000", "hops=[2]", "max_steps=3"), layers=(0, 2, 5), device="cpu",
+        env_kwargs=("num_questions=120", "corpus_size=1000", "hops=[2]", "max_steps=3"), autocast=True, device="cpu",
         train_embeddings=False, runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"), epochs=2,
-        first_walker_epochs=1, learning_rate=2e-4, warmup_updates=4, batch_size=16,
+        first_walker_epochs=1, learning_rate=1e-4, warmup_updates=4, batch_size=16,
     )  # fmt: skip
     (entry,) = json.loads((infonce.main(given) / "eval.json").read_text()).values()
-    assert 0.1 < entry["untrained"]["complete@5"] < 0.25
+    assert 0.1 < entry["untrained"]["complete@5"] < 0.35
     assert entry["difference"]["complete@5"]["low"] > 0.1
 
 

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[1] / "agents" / "pqn.py"
 
 @pytest.mark.slow
 def test_pqn_learns_to_follow_names_on_two_hop_questions(tmp_path):
-    """Untrained, the greedy policy completes .37 of the dev questions in two picks; 3,600 transitions raise that."""
+    """Untrained, the greedy policy completes .27 of the dev questions in two picks; 3,600 transitions raise that."""
     spec = importlib.util.spec_from_file_location("pqn", SCRIPT)
     pqn = importlib.util.module_from_spec(spec)
     sys.modules["pqn"] = pqn
@@ -25,6 +25,6 @@ def test_pqn_learns_to_follow_names_on_two_hop_questions(tmp_path):
     args = replace(pqn.Args(**pqn.PRESETS["demo"]), total_timesteps=3_600, runs=str(tmp_path), device="cpu")
     run = pqn.main(replace(args, eval_questions=300))
     (report,) = json.loads((run / "eval.json").read_text()).values()
-    assert 0.25 < report["untrained"]["all_gold_picked"] < 0.5
+    assert 0.15 < report["untrained"]["all_gold_picked"] < 0.4
     difference = report["difference"]["all_gold_picked"]
     assert difference["mean"] > 0.10 and difference["low"] > 0.05

@@ -24,8 +24,8 @@ from q_by_hand import by_hand, dueling_by_hand, encode_with  # noqa: E402
 from tiny import save_encoder  # noqa: E402
 
 from retrieval_gym import mdp  # noqa: E402
+from retrieval_gym.nn.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
-from retrieval_gym.nn.run import load_checkpoint  # noqa: E402
 
 SCRIPT = Path(__file__).parents[1] / "agents" / "pqn.py"
 WORLD = ("num_questions=24", "pool_size=6", "hops=[2]")
@@ -754,6 +754,17 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
     assert (whole_run / "metrics.jsonl").read_bytes() == before
 
 
+def test_resuming_over_other_data_is_refused(whole_run, tmp_path, monkeypatch):
+    state = read_checkpoint(whole_run)
+    state["fingerprints"] = {name: "0" if "train" in name else digest for name, digest in state["fingerprints"].items()}
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run, folder)
+    save_checkpoint(folder / "checkpoints" / "last.pt", state)
+    assert run_script(monkeypatch, "--resume", str(folder)) == (
+        "pqn: the train split is not what this run was started with: put it back, or start a new run"
+    )
+
+
 # Bad input
 
 
@@ -762,6 +773,16 @@ def test_resuming_with_another_configuration_names_the_key_and_both_values(whole
     [
         (["--env", "ChainRetrieval-Nope-v0"], "unknown environment id 'ChainRetrieval-Nope-v0': choose one of"),
         (["--eval-envs", "Nope?max_steps=3"], "unknown environment id 'Nope'"),
+        (["--eval-envs", "ChainRetrieval-Synthetic-v0?split=test"], "split=test is not for reporting: use --eval-"),
+        (["--eval-envs", "ChainRetrieval-Synthetic-v0?reward=gold"], "reward=gold is not for reporting"),
+        (["--question-tokens", "-5"], "question_tokens is -5: it must be at least 1"),
+        (["--passage-tokens", "0"], "passage_tokens is 0: it must be at least 1"),
+        (["--max-grad-norm", "0"], "max_grad_norm is 0: nothing would be learned"),
+        (["--alpha", "1e300"], "alpha is 1e+300: it must be finite"),
+        (["--epsilon", "0.3"], "epsilon is 0.3: with soft Q the policy explores"),
+        (["--anneal-alpha", "--alpha", "1e-4"], "alpha is 0.0001, below alpha_floor, 0.001"),
+        (["--resume", ""], "--resume is empty"),
+        (["--selection-share", "0.999"], "selection_share is 0.999: of"),
         (["--env-kwargs", "max_steps"], "'max_steps' is not of the form key=value"),
         (["--env-kwargs", "pools=3"], "takes no option 'pools'"),
         (["--env-kwargs", "max_steps=1", *WORLD], "raise max_steps"),

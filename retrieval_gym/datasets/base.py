@@ -183,7 +183,8 @@ class RetrievalDataset:
 
     Raises:
         ValueError: when there is no question, a question has no gold passage, a gold id is not in the corpus or not
-            in its question's pool, or a pool is empty, holds an id twice or one outside the corpus.
+            in its question's pool, or a pool is no array of whole numbers, is empty, holds an id twice or one outside
+            the corpus.
     """
 
     name: str
@@ -215,6 +216,11 @@ class RetrievalDataset:
                 self._check_pool(question, self.pools[i], where)
 
     def _check_pool(self, question: Question, pool: Ids, where: str) -> None:
+        if not isinstance(pool, np.ndarray) or pool.ndim != 1 or pool.dtype.kind not in "iu":
+            raise ValueError(
+                f"{where}: the pool of question {question.id!r} must be an int64 array of corpus ids, got "
+                f"{pool!r:.80}: make it np.array(ids, np.int64)"
+            )
         members = set(pool.tolist())
         if not members or len(members) != len(pool) or min(members) < 0 or max(members) >= len(self.corpus):
             raise ValueError(
@@ -241,6 +247,15 @@ class RetrievalDataset:
         chosen = [int(i) for i in questions]
         pools = None if self.pools is None else [self.pools[i] for i in chosen]
         return replace(self, questions=[self.questions[i] for i in chosen], pools=pools)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that is asked and can be picked, 64 hexadecimal digits."""
+        digest = hashlib.sha256(self.corpus.fingerprint.encode())
+        for i, question in enumerate(self.questions):
+            pool = None if self.pools is None else self.pools[i].tolist()
+            digest.update(repr((question, pool)).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
     @cached_property
     def max_pool(self) -> int | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import tyro
 
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.nn.run import Run, check_config
+
+LARGEST = float(np.finfo(np.float32).max)
 
 Args = TypeVar("Args", bound=Any)
 
@@ -37,7 +39,9 @@ def parse_args(args_class: type[Args], presets: Mapping[str, Mapping[str, Any]] 
     if presets is not None:
         parser.add_argument("--preset")
     early, _ = parser.parse_known_args()
-    if early.resume:
+    if early.resume is not None:
+        if not early.resume:
+            raise ValueError("--resume is empty: give the folder of a run")
         saved = Run.open(early.resume).config
         unknown = sorted(saved.keys() ^ {field.name for field in fields(args_class)})
         if unknown:
@@ -70,11 +74,19 @@ def check_shares(args: Any, *names: str) -> None:
 
 
 def check_sizes(args: Any, *names: str) -> None:
-    """Raise ValueError for a number that is negative or not finite; None is allowed."""
+    """Raise ValueError for a number that is negative or not finite in float32; None is allowed."""
     for name in names:
         value = getattr(args, name)
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not 0 <= value <= LARGEST:
             raise ValueError(f"{name} is {value}: it must be finite and not negative")
+
+
+def check_positive(args: Any, *names: str) -> None:
+    """Raise ValueError for a number with which nothing would be learned, 0, or one that ``check_sizes`` refuses."""
+    check_sizes(args, *names)
+    for name in names:
+        if getattr(args, name) == 0:
+            raise ValueError(f"{name} is 0: nothing would be learned; give a number above 0")
 
 
 def check_env_kwargs(pairs: Sequence[str]) -> None:

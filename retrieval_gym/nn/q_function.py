@@ -246,6 +246,11 @@ class QRetriever:
         return self.store.encoded
 
     @torch.inference_mode()
+    def encode_states(self, states: mdp.States) -> Tensor:
+        """Return E_s of B states, float32 ``(B, D)``."""
+        return self.q.embed_states(states, self.store).float()
+
+    @torch.inference_mode()
     def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
         """Return the ``k`` best passages of each state and their Q; see ``ranking.Retriever.search``."""
         embedded = self.q.embed_states(states, self.store)

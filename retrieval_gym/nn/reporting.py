@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.evaluation import Evaluation, paired_bootstrap
-from retrieval_gym.registration import environment_dataset
+from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 
 
 def hold_out(dataset: RetrievalDataset, share: float, seed: int) -> tuple[RetrievalDataset, RetrievalDataset]:
@@ -21,8 +22,10 @@ def hold_out(dataset: RetrievalDataset, share: float, seed: int) -> tuple[Retrie
     """
     if not 0 < share < 1:
         raise ValueError(f"selection_share is {share}: it must lie between 0 and 1")
-    order = np.random.default_rng(seed).permutation(len(dataset))
     held_out = max(1, round(share * len(dataset)))
+    if held_out >= len(dataset):
+        raise ValueError(f"selection_share is {share}: of {len(dataset)} questions none is left to train on; lower it")
+    order = np.random.default_rng(seed).permutation(len(dataset))
     return dataset.select(order[:held_out]), dataset.select(order[held_out:])
 
 
@@ -34,7 +37,32 @@ def environment_spec(env_id: str, env_kwargs: Sequence[str]) -> str:
 def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
     """Load what ``id`` or ``id?key=value&key=value`` names, and its number of steps."""
     env_id, _, options = spec.partition("?")
-    return environment_dataset(env_id, split, **parse_env_kwargs(options.split("&") if options else []))
+    kwargs = parse_env_kwargs(options.split("&") if options else [])
+    for key in sorted(kwargs.keys() & {"split", *ENVIRONMENT_KWARGS} - {"max_steps"}):
+        remedy = "use --eval-split" if key == "split" else "chains are scored by their picks; leave it out"
+        raise ValueError(f"{spec}: {key}={kwargs[key]} is not for reporting: {remedy}")
+    return environment_dataset(env_id, split, **kwargs)
+
+
+def fingerprints(
+    encoder: TextEncoder, trained: RetrievalDataset, reported: Mapping[str, tuple[RetrievalDataset, int]]
+) -> dict[str, str]:
+    """Return digests of what a configuration only names: the encoder's weights, the questions and their passages.
+
+    Args:
+        encoder: as it was loaded.
+        trained: what is trained and selected on.
+        reported: what is reported, with its number of steps, by environment.
+    """
+    datasets = {"the train split": trained, **{spec: dataset for spec, (dataset, _) in reported.items()}}
+    return {"the encoder": encoder.weights_hash(), **{name: each.fingerprint for name, each in datasets.items()}}
+
+
+def check_fingerprints(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise ValueError when something is no longer what a run was started with."""
+    for name, digest in now.items():
+        if saved.get(name) != digest:
+            raise ValueError(f"{name} is not what this run was started with: put it back, or start a new run")
 
 
 def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalDataset) -> None:
