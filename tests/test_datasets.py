@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from retrieval_gym import cli
 from retrieval_gym.datasets import RetrievalDataset, load_dataset
 from retrieval_gym.datasets.pooled import join_sentences
+from retrieval_gym.datasets.readers import read_json, read_jsonl, read_parquet
 from retrieval_gym.datasets.sources import report_dropped
 from retrieval_gym.registration import ENVIRONMENTS
 
@@ -81,6 +83,10 @@ def test_musique_unanswerable() -> None:
         ({"paragraphs": [{"idx": 0, "title": "T"}]}, r"line 1, paragraphs\[0\]: field 'paragraph_text' is missing"),
         ({"paragraphs": [3]}, "line 1: field 'paragraphs' must hold objects, got 3"),
         ({"question_decomposition": None}, "line 1: field 'question_decomposition' is missing"),
+        *(
+            ({"question_decomposition": [{"paragraph_support_idx": idx}]}, "'paragraph_support_idx' must be a int, got")
+            for idx in ("0", True, [0])
+        ),
         ({"answer_aliases": [1]}, "line 1: field 'answer_aliases' must hold strings, got 1"),
         ({"answerable": "yes"}, "line 1: field 'answerable' must be a bool, got 'yes'"),
         ({"paragraphs": [{"idx": 0, "title": "", "paragraph_text": ""}] * 2}, "line 1: .* the same 'idx'"),
@@ -229,6 +235,64 @@ def test_joined_datasets_share_equal_passages() -> None:
 
 
 # A folder of one's own
+
+
+def test_a_dataset_is_joined_once() -> None:
+    with pytest.raises(ValueError, match="names 'synthetic' twice"):
+        load_dataset("synthetic+synthetic")
+
+
+@pytest.mark.parametrize(("name", "file"), [("musique", "musique_ans_v1.0_train.jsonl"), ("hotpotqa", None)])
+def test_a_question_id_that_occurs_twice_is_refused(tmp_path: Path, name: str, file: str | None) -> None:
+    source = next((DATA / name).glob(file or "*train*"))
+    lines = source.read_text(encoding="utf-8")
+    records = [json.loads(line) for line in lines.splitlines()] if file else json.loads(lines)
+    twice = write_lines(tmp_path / "twice.jsonl", [records[0], records[0]])
+    with pytest.raises(ValueError, match=r"twice.jsonl, line 2: question id .* first at .*twice.jsonl, line 1"):
+        load_dataset(name, "train", path=twice)
+
+
+def test_pools_must_be_arrays(pool_dataset: RetrievalDataset) -> None:
+    with pytest.raises(ValueError, match=r"pool of question 'q0' must be an int64 array.*got \[0, 1, 3"):
+        replace(pool_dataset, pools=[pool.tolist() for pool in pool_dataset.pools or ()])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (r'{"id": "p9", "text": "bad \ud800 text"}', "line 1: the text has half of a surrogate pair"),
+        ('{"id": ' + "9" * 5000 + ', "text": "x"}', "line 1: not readable .*4300 digits"),
+    ],
+)
+def test_text_and_numbers_that_cannot_be_kept_are_refused(custom: Path, line: str, message: str) -> None:
+    (custom / "corpus.jsonl").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"corpus.jsonl, {message}"):
+        load_dataset("custom", path=custom)
+
+
+def test_half_of_a_surrogate_pair_in_an_array_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(r'[{"a": "\ud83c\udf0a"}, {"a": {"\uDC00": 1}}]')
+    with pytest.raises(ValueError, match="a.json, record 2: the text has half of a surrogate pair"):
+        list(read_json(file))
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(r'{"a": "\ud83c\udf0a"}')
+    assert [record for _, record in read_jsonl(file)] == [{"a": "🌊"}]
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"text {i}" for i in range(1000)]}), file)
+    whole = file.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little")
+    for start, stop in ((4, len(whole) - 8 - footer), (len(whole) - 8 - footer, len(whole) - 8)):
+        file.write_bytes(whole[:start] + b"\xff" * (stop - start) + whole[stop:])
+        with pytest.raises(ValueError, match="a.parquet is not a parquet file, or a damaged one"):
+            list(read_parquet(file))
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from retrieval_gym.datasets.synthetic import generate_world, load_synthetic
 from retrieval_gym.datasets.synthetic.draws import Draws
 from retrieval_gym.datasets.synthetic.names import STYLES, capacity, draw_names, stems
 from retrieval_gym.datasets.synthetic.schema import NESTING, RELATIONS, SHARES, YEAR
+from retrieval_gym.datasets.synthetic.world import max_entities
 
-FINGERPRINT = "f37882430574edca25eb56ded8fc2ba27e890e648c7d73b4d4d2abfb31657db1"
+FINGERPRINT = "66a896272c0e1bc3d0211f8ac4a03244d866d06e5173f2eede1978cac5613462"
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +328,9 @@ def test_a_hundred_thousand_passages_take_less_than_a_minute():
         ({"pool_size": 3}, "pool_size=3 cannot hold 4"),
         ({"num_questions": 0}, "num_questions=0"),
         ({"form": "corpus", "corpus_size": 50}, "50 entities is too small"),
+        ({"pool_size": 10**8}, "pool_size=100000000.*at most 91206"),
+        ({"num_questions": 10**8}, "num_questions=100000000.*at most 91206"),
+        ({"form": "corpus", "corpus_size": 10**8}, "corpus_size=100000000.*at most 364824"),
         ({"seed": -1}, "seed -1"),
         ({"wording": 5}, "wording=5"),
         ({"wording": 0}, "wording=0"),
@@ -339,6 +343,17 @@ def test_a_hundred_thousand_passages_take_less_than_a_minute():
 def test_bad_input_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         load_synthetic(**{"num_questions": 5, **options})
+
+
+def test_the_largest_world_has_as_many_names_as_it_needs():
+    def fits(size):
+        counts = Counter({kind: size * share // 100 for kind, share in SHARES.items()})
+        counts["person"] += size - counts.total()
+        return all(count <= capacity(kind) for kind, count in counts.items())
+
+    assert [size for size in range(max_entities() - 200, max_entities() + 500) if fits(size)][-1] == max_entities()
+    with pytest.raises(ValueError, match=f"at most {max_entities()}"):
+        generate_world(max_entities() + 1)
 
 
 @pytest.mark.parametrize("size", [4, 5, 64])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_gym import RetrievalDataset
+from retrieval_gym.datasets import Corpus
 from retrieval_gym.envs import ChainRetrievalEnv, ChainRetrievalVectorEnv
 from retrieval_gym.registration import ENVIRONMENTS
 from retrieval_gym.rewards import REWARDS
@@ -369,10 +371,84 @@ def test_a_saved_state_needs_the_rows_the_budget_and_the_questions_it_was_saved_
     state = envs.get_state()
     with pytest.raises(ValueError, match="3 rows and num_envs is 2"):
         ChainRetrievalVectorEnv(2, dataset).set_state(state)
-    with pytest.raises(ValueError, match="budget 4.*here are 5"):
+    with pytest.raises(ValueError, match="budget 4, here is 5"):
         ChainRetrievalVectorEnv(3, dataset, max_steps=5).set_state(state)
-    with pytest.raises(ValueError, match="questions up to 4.*go on with the dataset"):
+    with pytest.raises(ValueError, match="number of questions 5, here is 3: go on with the dataset"):
         ChainRetrievalVectorEnv(3, dataset.select([0, 1, 2])).set_state(state)
+    others = {
+        "corpus fingerprint": replace(
+            dataset, corpus=Corpus(dataset.corpus.titles, [f"{p.text}!" for p in dataset.corpus])
+        ),
+        "digest of question ids": replace(dataset, questions=[replace(q, id=f"{q.id}!") for q in dataset.questions]),
+    }
+    if dataset.pools is not None:
+        others["digest of question ids and pools"] = replace(dataset, pools=[pool[::-1] for pool in dataset.pools])
+    for name, other in others.items():
+        with pytest.raises(ValueError, match=f"{name}.*go on with the dataset"):
+            ChainRetrievalVectorEnv(3, other).set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("question", [-5, 0, 0], "'question'.*between 0 and 4, got -5"),
+        ("question", [0, 0], r"'question'.*shape \(3,\)"),
+        ("steps_left", [9, 4, 4], "'steps_left'.*between 0 and 4, got 9"),
+        ("steps_left", [0, 4, 4], "'ended'.*row 0"),
+        ("picked", [[0, 0, -1, -1]] + [[-1] * 4] * 2, "which no episode has"),
+        ("picked", [[-1, 0, -1, -1]] + [[-1] * 4] * 2, "which no episode has"),
+        ("picked", [[0, -1, -1, -1]] + [[-1] * 4] * 2, "4 steps left in row 0, which no episode has"),
+        ("picked", [[0, -1], [0]], "'picked'"),
+        ("invalid_action", [0, 1, 2], "'invalid_action'.*3 bools"),
+        ("ended", [True, False, False], "'ended'.*row 0"),
+        ("generators", [], "0 generators for 3 rows"),
+        ("generators", [{}, {}, {}], "holds no generator"),
+        ("generators", [5, 5, 5], "holds no generator"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(dataset, part, value, message):
+    envs = ChainRetrievalVectorEnv(3, dataset)
+    envs.reset(seed=0)
+    state = envs.get_state()
+    envs.step(np.zeros(3, np.int64))
+    before = envs.get_state()
+    (state if part in state else state["episodes"])[part] = value
+    with pytest.raises(ValueError, match=message):
+        envs.set_state(state)
+    assert_equal(envs.get_state(), before)
+
+
+@pytest.mark.parametrize("part", ["episodes", "ended", "generators", "of", "picked"])
+def test_a_state_without_a_part_is_refused(dataset, part):
+    envs = ChainRetrievalVectorEnv(3, dataset)
+    envs.reset(seed=0)
+    state = envs.get_state()
+    del (state if part in state else state["episodes"])[part]
+    with pytest.raises(ValueError, match=f"lacks '{part}'"):
+        envs.set_state(state)
+
+
+@pytest.mark.parametrize("seed", [1.5, "12", [0, 1.5], [0, -1], -1])
+def test_a_bad_seed_is_named_and_changes_nothing(dataset, seed):
+    envs = ChainRetrievalVectorEnv(2, dataset)
+    envs.reset(seed=3)
+    before = envs.get_state()
+    with pytest.raises(ValueError, match="seed must"):
+        envs.reset(seed=seed)
+    assert_equal(envs.get_state(), before)
+
+
+def test_options_must_be_a_dictionary(dataset):
+    for envs in (ChainRetrievalVectorEnv(2, dataset), ChainRetrievalEnv(dataset)):
+        with pytest.raises(TypeError, match="options must be a dictionary.*got 5"):
+            envs.reset(options=5)
+
+
+def test_a_reward_that_is_no_number_is_refused(dataset):
+    envs = ChainRetrievalVectorEnv(2, dataset, reward=lambda states, picks, dataset: np.array([0.0, np.nan]))
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="reward function returned nan"):
+        envs.step(np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize("form", ["pool", "corpus"])

@@ -42,7 +42,7 @@ def load_dataset(name: str, split: str = "train", path: str | Path | None = None
             ``pool_size=``. Of several joined datasets each takes the options that it knows.
 
     Raises:
-        ValueError: when a name, the split or an option is unknown, or the data are malformed.
+        ValueError: when a name, the split or an option is unknown, a name occurs twice, or the data are malformed.
         FileNotFoundError: when the data are nowhere; the message names every place searched and the remedy.
     """
     if split not in SPLITS:
@@ -55,6 +55,8 @@ def load_dataset(name: str, split: str = "train", path: str | Path | None = None
     for part in names:
         if part not in LOADERS:
             raise ValueError(f"unknown dataset {part!r}: choose one of {', '.join(LOADERS)}, or join several with '+'")
+        if names.count(part) > 1:
+            raise ValueError(f"dataset {name!r} names {part!r} twice: name each dataset once")
     loaders = [_loader(part) for part in names]
     known = [inspect.signature(loader).parameters for loader in loaders]
     for option in options:

@@ -57,7 +57,10 @@ def _parser(unanswerable: bool) -> Callable[[Record, str, Sequence[Passage]], Qu
         if len(position) < len(paragraphs):
             raise ValueError(f"{where}: two of the paragraphs have the same 'idx': {[p['idx'] for _, p in paragraphs]}")
         steps = get_field(record, "question_decomposition", list, where)
-        support = [step.get("paragraph_support_idx") for _, step in _objects(steps, where, "question_decomposition")]
+        support = [
+            get_field(step, "paragraph_support_idx", int, at, default=None)
+            for at, step in _objects(steps, where, "question_decomposition")
+        ]
         gold = [position[idx] for idx in support if idx in position]
         if not answerable:
             gold += [position[p["idx"]] for _, p in paragraphs if p.get("is_supporting")]

@@ -111,6 +111,7 @@ def _read(
     questions: list[Question] = []
     pools: list[Ids] = []
     index: dict[Passage, int] = {}
+    places: dict[tuple[str, bool], str] = {}
     for each, files in found.siblings.items() if union else [(split, found.files)]:
         for where, record in (pair for file in files for pair in read_records(file)):
             passages = layout.paragraphs(record, where)
@@ -124,6 +125,12 @@ def _read(
                 continue
             ids = [index.setdefault(passage, len(index)) for passage in passages]
             if question is not None:
+                # MuSiQue-Full asks each question twice under one id, with and without the paragraphs that answer it.
+                first = places.setdefault((question.id, record.get("answerable") is False), where)
+                if first != where:
+                    raise ValueError(
+                        f"{where}: question id {question.id!r} occurs twice, first at {first}: make ids unique"
+                    )
                 gold = tuple(dict.fromkeys(ids[i] for i in question.gold))
                 questions.append(replace(question, gold=gold, hops=len(gold)))
                 pools.append(np.array(list(dict.fromkeys(ids)), np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 Record = dict[str, Any]
 _REQUIRED = object()
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, Record]]:
@@ -20,8 +22,8 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, Record]]:
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: when a line is not UTF-8, not JSON or not an object, when the file holds none, or when its gzip
-            stream is broken.
+        ValueError: when a line is not UTF-8, not JSON or not an object, or has half of a surrogate pair, when the file
+            holds none, or when its gzip stream is broken.
     """
     path = Path(path)
     count = 0
@@ -30,7 +32,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, Record]]:
         text = _decode(line, where)
         if text.strip():
             count += 1
-            yield where, _object(_parse(text, where), where)
+            yield where, _object(_parse(text, where), where, _has_surrogate(text))
     if count == 0:
         raise ValueError(f"{path} is empty: it needs one JSON object a line")
 
@@ -53,9 +55,10 @@ def read_json(path: str | Path) -> Iterator[tuple[str, Record]]:
     records = _parse(text, str(path)) if text.strip() else []
     if not isinstance(records, list) or not records:
         raise ValueError(f"{path} holds no record: it needs a JSON array of objects")
+    surrogates = _has_surrogate(text)
     for number, record in enumerate(records, start=1):
         where = f"{path}, record {number}"
-        yield where, _object(record, where)
+        yield where, _object(record, where, surrogates)
 
 
 def read_parquet(path: str | Path) -> Iterator[tuple[str, Record]]:
@@ -64,22 +67,27 @@ def read_parquet(path: str | Path) -> Iterator[tuple[str, Record]]:
     Raises:
         FileNotFoundError: when there is no such file.
         ImportError: when pyarrow (extra ``data``) is not installed.
-        ValueError: when the file is not parquet or holds no row.
+        ValueError: when the file is not parquet, is damaged or holds no row.
     """
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ImportError(f"reading {path} needs pyarrow: pip install 'retrieval-gym[data]'") from error
+    number = 0
     try:
-        table = parquet.ParquetFile(path)
-    except ArrowInvalid as error:
-        raise ValueError(f"{path} is not a parquet file ({error}): delete it and fetch it again") from error
-    with table:
-        if table.metadata.num_rows == 0:
-            raise ValueError(f"{path} holds no record: it needs at least one row")
-        rows = (row for batch in table.iter_batches(batch_size=1024) for row in batch.to_pylist())
-        for number, row in enumerate(rows, start=1):
-            yield f"{path}, record {number}", row
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, record {number}", row
+    except FileNotFoundError:
+        raise
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a parquet file, or a damaged one ({error}): delete it and fetch it again"
+        ) from error
+    if number == 0:
+        raise ValueError(f"{path} holds no record: it needs at least one row")
 
 
 def read_records(path: str | Path) -> Iterator[tuple[str, Record]]:
@@ -107,7 +115,7 @@ def get_field(record: Record, name: str, kind: type, where: str, default: Any = 
         if default is not _REQUIRED:
             return default
         raise ValueError(f"{where}: field {name!r} is missing; it has {', '.join(map(repr, record)) or 'no field'}")
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{where}: field {name!r} must be a {kind.__name__}, got {value!r:.80}")
     return value
 
@@ -166,13 +174,28 @@ def _parse(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"{where}: not JSON ({error.msg} at {place}column {error.colno}): {text[:60]!r}") from error
+    except ValueError as error:  # an integer of too many digits
+        raise ValueError(f"{where}: not readable ({error}): {text[:60]!r}") from error
     except RecursionError as error:
         raise ValueError(f"{where}: nested too deeply to read: {text[:60]!r}") from error
 
 
-def _object(value: Any, where: str) -> Record:
+def _has_surrogate(text: str) -> bool:
+    return _SURROGATE.search(text) is not None
+
+
+def _object(value: Any, where: str, surrogates: bool) -> Record:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: must be a JSON object, got {value!r:.80}")
+    # JSON can spell half of a surrogate pair, which no UTF-8 file can hold.
+    if surrogates:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise ValueError(
+                f"{where}: the text has half of a surrogate pair ({half}): correct or remove it"
+            ) from error
     return value
 
 

@@ -164,10 +164,12 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
         """Begin an episode; ``options={"question": i}`` asks question ``i``.
 
         Raises:
+            TypeError: when ``options`` is no dictionary.
             ValueError: when ``options`` holds anything else or ``i`` is no index of a question.
         """
+        questions = self._game.question_option(options, 1)
         super().reset(seed=seed)
-        self._episode = self._game.start([self.np_random], self._game.question_option(options, 1))
+        self._episode = self._game.start([self.np_random], questions)
         self._ended = False
         if self.render_mode == "human":
             question = int(self._episode.states.question[0])

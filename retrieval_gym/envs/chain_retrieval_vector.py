@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.envs.chain_retrieval import ChainRetrievalEnv
-from retrieval_gym.envs.game import Episodes, Game, copy_states, split_observations
+from retrieval_gym.envs.game import (
+    Episodes,
+    Game,
+    check_bools,
+    check_keys,
+    check_options,
+    copy_states,
+    split_observations,
+)
 from retrieval_gym.mdp import Bools
 from retrieval_gym.rendering import transcript, use_colour
 from retrieval_gym.rewards import Reward
@@ -146,20 +154,14 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             The observations of all rows, and the infos of those that were reset.
 
         Raises:
-            ValueError: when an option or the number of seeds is wrong.
+            TypeError: when ``options`` is no dictionary.
+            ValueError: when an option, a seed or the number of seeds is wrong.
         """
+        check_options(options)
         options = dict(options or {})
         rows = self._rows_to_reset(options.pop("reset_mask", None))
         questions = self._game.question_option(options, self.num_envs)
-        seeds: Sequence[int | None]
-        if seed is None:
-            seeds = [None] * self.num_envs
-        elif isinstance(seed, (int, np.integer)):
-            seeds = range(int(seed), int(seed) + self.num_envs)
-        else:
-            seeds = seed
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"a list of seeds needs one a row: num_envs is {self.num_envs}, got {len(seeds)} seeds")
+        seeds = self._row_seeds(seed)
         for row in rows.tolist():
             row_seed = seeds[row]
             if row_seed is not None:
@@ -175,6 +177,19 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         reset = np.zeros(self.num_envs, bool)
         reset[rows] = True
         return self._game.observations(self._episodes), _masked(self._game.infos(fresh), reset)
+
+    def _row_seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        seeds = range(int(seed), int(seed) + self.num_envs) if isinstance(seed, (int, np.integer)) else seed
+        if not isinstance(seeds, (Sequence, np.ndarray)) or isinstance(seeds, str):
+            raise ValueError(f"seed must be a whole number, a list of one a row, or None, got {seed!r}")
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"a list of seeds needs one a row: num_envs is {self.num_envs}, got {len(seeds)} seeds")
+        for each in seeds:
+            if each is not None and (not isinstance(each, (int, np.integer)) or each < 0):
+                raise ValueError(f"seed must hold whole numbers of at least 0, or None, got {each!r}")
+        return seeds
 
     def _rows_to_reset(self, mask: Any) -> NDArray[np.int64]:
         if mask is None:
@@ -296,14 +311,25 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             The observations and infos that the environment had returned last, without those of ended episodes.
 
         Raises:
-            ValueError: when the state has another number of rows or is of another dataset or budget.
+            ValueError: when the state has another number of rows, is of another dataset or budget, or is not what
+                ``get_state`` returns; the environment is left as it was.
         """
+        check_keys(state, ("episodes", "ended", "generators"), "the whole")
         if len(state["ended"]) != self.num_envs:
             raise ValueError(f"the state has {len(state['ended'])} rows and num_envs is {self.num_envs}: make it equal")
-        self._episodes = self._game.restore(state["episodes"])
-        self._ended = np.array(state["ended"], bool)
-        for rng, saved in zip(self._rngs(np.arange(self.num_envs)), state["generators"], strict=True):
-            rng.bit_generator.state = _unstringify(saved)
+        ended = check_bools(state["ended"], "ended", self.num_envs)
+        if len(state["generators"]) != self.num_envs:
+            raise ValueError(f"the state has {len(state['generators'])} generators for {self.num_envs} rows")
+        generators = [_generator(saved) for saved in state["generators"]]
+        episodes = self._game.restore(state["episodes"], self.num_envs)
+        wrong = np.flatnonzero(ended != self._game.has_ended(episodes))
+        if len(wrong):
+            raise ValueError(
+                f"'ended' of the saved state is {ended[wrong[0]]} in row {wrong[0]}, against its episode: go on with "
+                "the stop_when_complete that it was saved with"
+            )
+        self._episodes, self._ended = episodes, ended
+        self._generators[:], self._seeds = generators, [-1] * self.num_envs
         return self._game.observations(self._episodes), _masked(
             self._game.infos(self._episodes), np.ones(self.num_envs, bool)
         )
@@ -347,6 +373,16 @@ def _stringify(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: _stringify(value) for key, value in state.items()}
     return f"{state:d}" if isinstance(state, int) else state
+
+
+def _generator(saved: Any) -> np.random.Generator:
+    """Return the generator whose state was saved."""
+    generator, _ = seeding.np_random(0)
+    try:
+        generator.bit_generator.state = _unstringify(saved)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"'generators' of the saved state holds no generator's state, got {saved!r:.80}") from error
+    return generator
 
 
 def _unstringify(state: Any) -> Any:

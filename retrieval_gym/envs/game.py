@@ -6,8 +6,10 @@ is here, and every transition comes from ``retrieval_gym.mdp``.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +152,10 @@ class Game:
         """Read ``options["question"]``, one index or one a row: int64 ``(rows,)``, or None when it is not given.
 
         Raises:
+            TypeError: when ``options`` is no mapping.
             ValueError: when the value is no index of a question or another option is given.
         """
+        check_options(options)
         unknown = sorted(set(options or ()) - {"question"})
         if unknown:
             raise ValueError(f"unknown reset option {unknown[0]!r}: the environment takes 'question'")
@@ -219,7 +223,7 @@ class Game:
             The episodes after the step, the rewards float64 ``(B,)`` and whether each episode has ended, bool ``(B,)``.
 
         Raises:
-            ValueError: when the reward function does not return one number a row.
+            ValueError: when the reward function does not return one finite number a row.
         """
         before = episodes.states
         ids = mdp.action_ids(before, actions)
@@ -228,6 +232,9 @@ class Game:
         rewards = np.asarray(self._reward(before, picks, self.dataset), np.float64)
         if rewards.shape != legal.shape:
             raise ValueError(f"the reward function returned shape {rewards.shape} for {len(legal)} states")
+        if not np.isfinite(rewards).all():
+            bad = rewards[~np.isfinite(rewards)][0]
+            raise ValueError(f"the reward function returned {bad}: every reward must be a finite number")
         states = mdp.step(before, picks)
         rows = np.flatnonzero(legal)
         picked = episodes.picked.copy()
@@ -240,15 +247,32 @@ class Game:
             for row, text in zip(rows.tolist(), self.dataset.corpus.texts(picks[rows]), strict=True):
                 passages[row] += (text,)
         after = Episodes(states, picked, ~legal, gold_found, complete, episodes.questions, passages)
-        ended = states.steps_left == 0
-        if self.stop_when_complete:
-            ended |= complete
-        return after, rewards, ended
+        return after, rewards, self.has_ended(after)
+
+    def has_ended(self, episodes: Episodes) -> Bools:
+        """Say which episodes are over, bool ``(B,)``."""
+        over = episodes.states.steps_left == 0
+        return over | episodes.complete if self.stop_when_complete else over
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What saved episodes must share with the game that goes on with them."""
+        questions = hashlib.sha256(repr([question.id for question in self.dataset.questions]).encode())
+        if self._pools is not None:
+            questions.update(self._pools.tobytes())
+        return {
+            "budget": self.max_steps,
+            "number of actions": self.num_actions,
+            "number of questions": len(self.dataset),
+            "digest of question ids and pools": questions.hexdigest(),
+            "corpus fingerprint": self.dataset.corpus.fingerprint,
+        }
 
     def save(self, episodes: Episodes) -> dict[str, Any]:
         """Return episodes as plain numbers and lists, for ``restore``."""
         states = episodes.states
         saved = {
+            "of": dict(self._identity),
             "question": states.question.tolist(),
             "picked": episodes.picked.tolist(),
             "steps_left": states.steps_left.tolist(),
@@ -259,28 +283,42 @@ class Game:
             saved["pool"] = states.pool.tolist()
         return saved
 
-    def restore(self, saved: Mapping[str, Any]) -> Episodes:
-        """Return the episodes that ``save`` returned.
+    def restore(self, saved: Mapping[str, Any], rows: int) -> Episodes:
+        """Return the ``rows`` episodes that ``save`` returned.
 
         Raises:
-            ValueError: when they are of another dataset or budget.
+            ValueError: when they are of another dataset or budget, or are not what ``save`` returns.
         """
-        questions, picked = np.array(saved["question"], np.int64), np.array(saved["picked"], np.int64)
-        if (
-            picked.shape[1] != self.max_steps
-            or questions.max() >= len(self.dataset)
-            or picked.max() >= self.num_actions
-        ):
-            raise ValueError(
-                f"the saved episodes have budget {picked.shape[1]}, questions up to {questions.max()} and actions "
-                f"up to {picked.max()}; here are {self.max_steps}, {len(self.dataset) - 1} and {self.num_actions - 1}: "
-                "go on with the dataset and the budget that they were saved with"
-            )
-        pool = np.array(saved["pool"], np.int64) if "pool" in saved else self._draw_pools([], questions)
+        pool_saved = self.in_pools and self._pools is None
+        check_keys(
+            saved, ("of", "question", "picked", "steps_left", "invalid_action") + ("pool",) * pool_saved, "episodes"
+        )
+        for name, here in self._identity.items():
+            there = saved["of"].get(name) if isinstance(saved["of"], Mapping) else None
+            if there != here:
+                raise ValueError(
+                    f"the saved episodes have {name} {there}, here is {here}: go on with the dataset and the budget "
+                    "that they were saved with"
+                )
+        questions = _whole_numbers(saved, "question", (rows,), 0, len(self.dataset) - 1)
+        picked = _whole_numbers(saved, "picked", (rows, self.max_steps), -1, self.num_actions - 1)
+        steps_left = _whole_numbers(saved, "steps_left", (rows,), 0, self.max_steps)
+        invalid_action = check_bools(saved["invalid_action"], "invalid_action", rows)
+        pool = None if pool_saved else self._draw_pools([], questions)
+        if pool_saved:
+            pool = _whole_numbers(saved, "pool", (rows, self.num_actions), -1, len(self.dataset.corpus) - 1)
         states = mdp.initial_states(questions, pool, self.max_steps)
-        ids = picked if pool is None else np.take_along_axis(pool, np.maximum(picked, 0), axis=1)
-        states.picked[:] = np.where(picked >= 0, ids, -1)
-        states.steps_left[:] = saved["steps_left"]
+        for actions in picked.T:
+            states = mdp.step(states, np.where(actions >= 0, mdp.action_ids(states, actions), -1))
+        # The picks of an episode are distinct candidates, stand first in their row, and each took a step.
+        played = ((states.picked >= 0) == (picked >= 0)).all(axis=1) & (states.count <= self.max_steps - steps_left)
+        if not played.all():
+            row = int(played.argmin())
+            raise ValueError(
+                f"the saved episodes have picks {picked[row].tolist()} with {steps_left[row]} steps left in row {row}, "
+                "which no episode has: the state is damaged, take another"
+            )
+        states = replace(states, steps_left=steps_left)
         found = mdp.found_gold(states, self.dataset).sum(axis=1)
         texts = passages = None
         if self._texts:
@@ -289,7 +327,7 @@ class Game:
         return Episodes(
             states=states,
             picked=picked,
-            invalid_action=np.array(saved["invalid_action"], bool),
+            invalid_action=invalid_action,
             gold_found=found,
             complete=found == self._num_gold[questions],
             questions=texts,
@@ -341,6 +379,43 @@ def single_info(batch: Mapping[str, NDArray]) -> dict[str, Any]:
 def copy_states(states: mdp.States) -> mdp.States:
     """Return states that share no memory with ``states``."""
     return states[np.arange(len(states))]
+
+
+def check_options(options: object) -> None:
+    """Raise a TypeError unless the options of ``reset`` are a mapping or None."""
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options must be a dictionary such as {{'question': 0}} or None, got {options!r}")
+
+
+def check_keys(saved: object, keys: Iterable[str], name: str) -> None:
+    """Raise a ValueError unless ``saved`` is a mapping with these keys."""
+    missing = [key for key in keys if not isinstance(saved, Mapping) or key not in saved]
+    if missing:
+        raise ValueError(f"{name} of the saved state lacks {missing[0]!r}: give what get_state() returned")
+
+
+def check_bools(values: Any, name: str, rows: int) -> Bools:
+    """Return saved values as bool ``(rows,)``.
+
+    Raises:
+        ValueError: when they are anything else.
+    """
+    if not isinstance(values, list) or len(values) != rows or not all(isinstance(value, bool) for value in values):
+        raise ValueError(f"{name!r} of the saved state must be {rows} bools, got {values!r:.80}")
+    return np.array(values, bool)
+
+
+def _whole_numbers(saved: Mapping[str, Any], name: str, shape: tuple[int, ...], low: int, high: int) -> Ids:
+    try:
+        values = np.array(saved[name])
+    except ValueError as error:
+        raise ValueError(f"{name!r} of the saved state is no array of shape {shape}: {error}") from error
+    if values.shape != shape or values.dtype.kind not in "iu":
+        raise ValueError(f"{name!r} of the saved state must be whole numbers of shape {shape}, got {saved[name]!r:.80}")
+    outside = (values < low) | (values > high)
+    if outside.any():
+        raise ValueError(f"{name!r} of the saved state must lie between {low} and {high}, got {values[outside][0]}")
+    return values.astype(np.int64)
 
 
 def _object_array(values: list[Any]) -> NDArray[np.object_]:

@@ -13,7 +13,7 @@ from retrieval_gym.datasets.synthetic.names import SPLITS
 from retrieval_gym.datasets.synthetic.pools import draw_pool
 from retrieval_gym.datasets.synthetic.questions import Plan, draw_plan
 from retrieval_gym.datasets.synthetic.schema import MAX_WORDING
-from retrieval_gym.datasets.synthetic.world import MIN_ENTITIES, World, generate_world
+from retrieval_gym.datasets.synthetic.world import MIN_ENTITIES, World, generate_world, max_entities
 
 NUM_QUESTIONS = {"train": 2_000, "dev": 500, "test": 500}
 FORMS = ("pool", "corpus")
@@ -93,6 +93,13 @@ def load_synthetic(
         )
     if hard_distractors < 0:
         raise ValueError(f"hard_distractors={hard_distractors}: ask for at least 0")
+    largest = max_entities()
+    sizes = {"corpus_size": (corpus_size, largest)}
+    if form == "pool":
+        sizes = {"num_questions": (count, largest // 4), "pool_size": (pool_size, largest // 4)}
+    for name, (value, limit) in sizes.items():
+        if value > limit:
+            raise ValueError(f"{name}={value}: the names of a split last for at most {limit}; make it smaller")
     size = corpus_size if form == "corpus" else max(MIN_ENTITIES, 4 * count, 4 * pool_size)
     world = generate_world(size, split, seed, wording)
     plans = _draw_plans(world, lengths, count, wording, Draws(seed, SPLITS.index(split), 1))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple, TypeVar
 
 from retrieval_gym.datasets.synthetic.draws import Draws
-from retrieval_gym.datasets.synthetic.names import SPLITS, draw_names
+from retrieval_gym.datasets.synthetic.names import SPLITS, capacity, draw_names
 from retrieval_gym.datasets.synthetic.schema import MAX_WORDING, RELATIONS, SHARES, YEAR, Relation
 
 K = TypeVar("K")
@@ -97,6 +97,8 @@ def generate_world(num_entities: int, split: str = "train", seed: int = 0, wordi
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     if num_entities < MIN_ENTITIES:
         raise ValueError(f"a world of {num_entities} entities is too small: it needs at least {MIN_ENTITIES}")
+    if num_entities > max_entities():
+        raise ValueError(f"a world of {num_entities} entities has too few names: it holds at most {max_entities()}")
     if seed < 0:
         raise ValueError(f"seed {seed} is negative: choose 0 or more")
     if not 1 <= wording <= MAX_WORDING:
@@ -117,9 +119,24 @@ def generate_world(num_entities: int, split: str = "train", seed: int = 0, wordi
     return World(entities)
 
 
+@cache
+def max_entities() -> int:
+    """Return how many entities the largest world has, which the names of a split limit."""
+    size = min(((capacity(kind) + 1) * 100 - 1) // share for kind, share in SHARES.items())
+    # Rounding the shares down leaves a few more people than their share.
+    while _shares(size)["person"] + size - sum(_shares(size).values()) > capacity("person"):
+        size -= 1
+    return size
+
+
+def _shares(num_entities: int) -> dict[str, int]:
+    """Return how many entities of each type a world has, before people fill what rounding down leaves."""
+    return {kind: num_entities * share // 100 for kind, share in SHARES.items()}
+
+
 def _draw_kinds(num_entities: int, draws: Draws) -> list[str]:
     """Return the type of each entity: exact shares, in random order."""
-    kinds = [kind for kind, share in SHARES.items() for _ in range(num_entities * share // 100)]
+    kinds = [kind for kind, count in _shares(num_entities).items() for _ in range(count)]
     return draws.shuffled(kinds + ["person"] * (num_entities - len(kinds)))
 
 
