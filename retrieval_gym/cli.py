@@ -10,7 +10,7 @@ from importlib import import_module
 
 from retrieval_gym import __version__
 
-COMMANDS = ("datasets", "play", "evaluate", "diagnose")
+COMMANDS = ("datasets", "play", "evaluate", "diagnose", "geometry")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(f"retrieval_gym {args.command}: {error}", file=sys.stderr)
+        message = str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
+        print(f"retrieval_gym {args.command}: {message}", file=sys.stderr)
         if isinstance(error, OSError):
             _drop_output()
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,29 +16,32 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None], *, ke
     """Write a file so that its name always stands for a whole one.
 
     Args:
-        path: the file.
+        path: the file; where it is a symbolic link, the file that this leads to, unless ``keep_previous``.
         write: writes the content to a binary file.
-        keep_previous: whether to keep the file that stood there as ``{stem}.previous{suffix}``.
+        keep_previous: whether to keep the file that stood there as ``{stem}.previous{suffix}``; such a file has one
+            writer at a time, which owns ``{name}.tmp`` beside it.
 
     Raises:
         OSError: when the file cannot be written; it names the path.
     """
     path = Path(path)
-    new = path.with_name(f"{path.name}.tmp")
+    # One writer overwrites what it left when it was killed; several need names that collide with nothing.
+    target = path if keep_previous else Path(os.path.realpath(path))
+    new = target.with_name(f"{target.name}.tmp" if keep_previous else f"{target.name}.{secrets.token_hex(8)}.tmp")
     with writing(path):
         try:
             with open(new, "wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            if keep_previous and path.exists():
-                _replace_and_keep(path, new)
+            if keep_previous and target.exists():
+                _replace_and_keep(target, new)
             else:
-                os.replace(new, path)
+                os.replace(new, target)
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync_folder(target.parent)
 
 
 def lock(path: str | Path, *, wait: bool) -> IO[str] | None:

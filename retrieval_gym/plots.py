@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrieval_gym.files import write_atomically
+from retrieval_gym.geometry import Floats, GeometryReport
 from retrieval_gym.mismatch import WRONG, Estimate, MismatchReport
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".svg")
 # Okabe and Ito's colours, which most colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURED = 6  # classes with a colour of their own
+REST = "#BBBBBB"
+LONGEST_NAME = 48  # characters above a panel; the end of a path says more than its beginning
 
 
 def check_picture(path: str | Path) -> None:
@@ -72,6 +76,59 @@ def mismatch_figure(report: MismatchReport) -> Figure:
         fontsize="medium",
     )
     return figure
+
+
+def geometry_figure(report: GeometryReport, points: Sequence[Floats], method: str) -> Figure:
+    """Draw each system's query embeddings in the plane, one panel a system on the same axes, coloured by class.
+
+    The largest classes have colours; smaller ones and questions that are in none are grey, behind the others.
+
+    Args:
+        report: the figures.
+        points: of each system in the report's order, float64 ``(N, 2)``; see ``geometry.project``.
+        method: how they were projected, ``"pca"`` or ``"tsne"``.
+    """
+    from matplotlib.figure import Figure
+
+    labels, names = report.classes.labels, report.classes.names
+    figure = Figure(figsize=(4.4 * len(points), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(points), sharex=True, sharey=True, squeeze=False)[0]
+    groups = [(labels == i, names[i], COLOURS[i]) for i in range(min(COLOURED, len(names)))]
+    rest = (labels < 0) | (labels >= COLOURED)
+    if rest.any():
+        groups.insert(0, (rest, "other questions", REST))
+    for axes, cloud, places in zip(panels, report.clouds, points, strict=True):
+        for rows, label, colour in groups:
+            axes.scatter(*places[rows].T, s=12, color=colour, alpha=0.8, linewidths=0, label=label)
+        name = cloud.name if len(cloud.name) <= LONGEST_NAME else f"...{cloud.name[3 - LONGEST_NAME :]}"
+        axes.set_title("\n".join([name, *_geometry_lines(report, cloud.name)]), fontsize="small")
+        axes.set(xticks=[], yticks=[], aspect="equal")
+    handles, shown = panels[0].get_legend_handles_labels()
+    figure.legend(handles, shown, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    protocol = report.protocol
+    how = {"pca": "principal components of the reference", "tsne": "t-SNE of all together"}[method]
+    figure.suptitle(
+        f"{protocol['dataset']} {protocol['split']}, questions: {protocol['questions']}; {how}", fontsize="medium"
+    )
+    return figure
+
+
+def _geometry_lines(report: GeometryReport, name: str) -> list[str]:
+    """Return the figures that stand above a system's panel."""
+    figures = report.figures[name]
+
+    def text(key: str, label: str) -> str:
+        figure = figures[key]
+        value = figure.mean if isinstance(figure, Estimate) else figure
+        return f"{label} -" if value is None else f"{label} {value:.3f}"
+
+    lines = [
+        f"{text('intra_class_variance', 'variance')}, {text('dispersion', 'dispersion')}",
+        text("effective_rank", "effective rank"),
+    ]
+    if "drift" in figures:
+        lines.append(f"{text('drift', 'drift')}, {text('query_overlap', 'query overlap')}")
+    return lines
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from retrieval_gym.registration import ENVIRONMENTS
 
 TEXT_KEYS = frozenset({"dataset", "path", "corpus", "revision"})  # a folder may be called 123
-RESERVED_KEYS = frozenset({"id", "env_id", "name"})  # parameters of the functions that take the environment arguments
+# Parameters of gym.make and of the other functions that take the environment arguments.
+RESERVED_KEYS = frozenset({"id", "env_id", "name", "max_episode_steps", "disable_env_checker"})
 
 
 def parse_env_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
@@ -18,8 +19,8 @@ def parse_env_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
     The values of ``dataset``, ``path``, ``corpus`` and ``revision`` are text or ``null``, whatever they look like.
 
     Raises:
-        ValueError: when a pair has no ``=``, its key is no Python name or no environment argument, or a key occurs
-            twice.
+        ValueError: when a pair has no ``=``, its key is no Python name or no environment argument, a key occurs twice,
+            or a number is too long to read.
     """
     kwargs: dict[str, Any] = {}
     for pair in pairs:
@@ -34,6 +35,8 @@ def parse_env_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
             value = json.loads(text)
         except (json.JSONDecodeError, RecursionError):
             value = text
+        except ValueError as error:  # Python reads no whole number of thousands of digits
+            raise ValueError(f"environment argument {key}={text:.20}... is too long a number: {error}") from error
         kwargs[key] = text if key in TEXT_KEYS and not isinstance(value, str | None) else value
     return kwargs
 

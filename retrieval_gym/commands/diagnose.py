@@ -11,12 +11,16 @@ from retrieval_gym import mdp
 from retrieval_gym.chain_logs import read_chain_logs
 from retrieval_gym.chains import greedy_chain
 from retrieval_gym.commands.retrievers import (
+    BATCH_SIZE,
+    SEED,
     add_question_arguments,
     add_retriever_arguments,
     check_outputs,
     check_retriever_arguments,
+    input_paths,
     load_questions,
     named_retriever,
+    tell_truncated,
 )
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.diagnostics import Asked, Reached, Walk, ask, reach
@@ -60,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Walk, ask, print and write; return the exit status."""
+    """Walk, ask, write and print; return the exit status."""
     _check(args)
     dataset, max_steps = load_questions(args)
     logs = read_chain_logs(args.chains, dataset) if args.chains else {}
@@ -80,14 +84,20 @@ def run(args: argparse.Namespace) -> int:
         asked=tuple(asked[name] for name in sorted(asked, key=lambda name: (name != source, names.index(name)))),
         sample_seed=args.seed if sampled else None,
     )
-    print(f"environment: {args.env}")
-    print(report.table())
+    try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
+        _write(args, report)
+    finally:
+        print(f"environment: {args.env}")
+        print(report.table())
+    return 0
+
+
+def _write(args: argparse.Namespace, report: MismatchReport) -> None:
     if args.out is not None:
         text = json.dumps({"environment": args.env} | report.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
         write_text(args.out, text + "\n")
     if args.picture is not None:
         save_figure(mismatch_figure(report), args.picture)
-    return 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -99,9 +109,13 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--limit {args.limit} would do nothing: the logged --chains say which questions are asked")
     if not args.retriever and args.steps is not None:
         raise ValueError(f"--steps {args.steps} would do nothing: logged chains have the steps that they have")
+    if not args.retriever:
+        for flag, value, default in (("--seed", args.seed, SEED), ("--batch-size", args.batch_size, BATCH_SIZE)):
+            if value != default:
+                raise ValueError(f"{flag} {value} would do nothing: nothing is drawn or searched for logged chains")
     if args.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
-    check_outputs({"--out": args.out, "--picture": args.picture})
+    check_outputs({"--out": args.out, "--picture": args.picture}, [*args.chains, *input_paths(args)])
     if args.picture is not None:
         check_picture(args.picture)
 
@@ -133,6 +147,7 @@ def _play(
         total = int((fixed.wrong > 0).sum()) + (0 if name == source else len(fixed))
         retriever.start(f"{total} states that {source} reached, wrong passages deleted or not", total)
         asked[name] = ask(name, retriever, fixed, dataset, batch_size=args.batch_size, success=known)
+        tell_truncated(name, retriever.retriever)
     return reached, asked
 
 

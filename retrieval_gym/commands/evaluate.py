@@ -12,10 +12,13 @@ from retrieval_gym.commands.retrievers import (
     add_retriever_arguments,
     check_outputs,
     check_retriever_arguments,
+    input_paths,
     load_questions,
     named_retriever,
+    tell_truncated,
 )
-from retrieval_gym.evaluation import evaluate, table
+from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.evaluation import Evaluation, evaluate, table
 from retrieval_gym.files import write_text
 
 
@@ -59,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print and write; return the exit status."""
+    """Score, write and print; return the exit status."""
     _check(args)
     dataset, max_steps = load_questions(args)
     evaluations = []
@@ -82,8 +85,16 @@ def run(args: argparse.Namespace) -> int:
                     name=name,
                 )
             )
-    print(f"environment: {args.env}")
-    print(table(evaluations))
+        tell_truncated(name, retriever)
+    try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
+        _write(args, dataset, evaluations)
+    finally:
+        print(f"environment: {args.env}")
+        print(table(evaluations))
+    return 0
+
+
+def _write(args: argparse.Namespace, dataset: RetrievalDataset, evaluations: list[Evaluation]) -> None:
     if args.out is not None:
         report = {"environment": args.env, "evaluations": [evaluation.to_json() for evaluation in evaluations]}
         write_text(args.out, json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
@@ -95,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
         (only,) = evaluations
         ranking = final_ranking(only.chains, only.chains.step_ids.shape[2])
         ir_metrics.write_run(args.run_file, ranking, dataset, only.chains.questions, only.retriever)
-    return 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -111,4 +121,5 @@ def _check(args: argparse.Namespace) -> None:
         ir_metrics.parse_measures(args.measures)
     if args.run_file is not None and len(args.retriever) * len(args.search) > 1:
         raise ValueError("--run-file holds one run: ask for one retriever and one search, and for the others again")
-    check_outputs({"--out": args.out, "--per-question": args.per_question, "--run-file": args.run_file})
+    outputs = {"--out": args.out, "--per-question": args.per_question, "--run-file": args.run_file}
+    check_outputs(outputs, input_paths(args))

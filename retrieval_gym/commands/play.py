@@ -134,9 +134,10 @@ class _Person:
             if typed.lower() in {"q", "quit"}:
                 return None
             if typed.isascii() and typed.isdigit():
-                if int(typed) < size:
-                    return int(typed)
-                print(f"There is no passage {typed}: the last one is {size - 1}.")
+                digits = typed.lstrip("0") or "0"
+                if len(digits) <= len(str(size)) and int(digits) < size:  # int refuses thousands of digits
+                    return int(digits)
+                print(f"There is no passage {typed:.20}: the last one is {size - 1}.")
             elif pool is None and typed:
                 self._print_hits(typed)
             else:

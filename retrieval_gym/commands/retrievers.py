@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from retrieval_gym.ranking import Retriever
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 from retrieval_gym.retrieval import RETRIEVERS, make_retriever
 
+SEED, BATCH_SIZE = 0, 256
 RUN_OPTIONS = ("device", "cache_dir")
 DENSE_ONLY = ("encoder", "device", "layers", "max_passage_tokens", "cache_dir")
 
@@ -41,8 +43,8 @@ def add_retriever_arguments(parser: argparse.ArgumentParser, *, required: bool) 
     )
     add("--steps", type=int, help="picks a question (default: the environment's max_steps)")
     add("--limit", type=int, help="ask a random sample of this many questions")
-    add("--seed", type=int, default=0, help="of the sample and of the random retriever (default: 0)")
-    add("--batch-size", type=int, default=256, help="questions searched at once (default: 256)")
+    add("--seed", type=int, default=SEED, help="of the sample and of the random retriever (default: 0)")
+    add("--batch-size", type=int, default=BATCH_SIZE, help="questions searched at once (default: 256)")
     add("--query", choices=QUERIES, help="bm25: search with the state, the default, or with the question at every step")
     add("--encoder", metavar="NAME_OR_PATH", help="dense: Hub id or directory (default: the package's own)")
     add("--device", help="dense: auto, cpu, cuda or mps (default: auto)")
@@ -117,28 +119,57 @@ def check_retriever_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
 
 
-def check_outputs(outputs: Mapping[str, str | None]) -> None:
-    """Refuse, before any work, files that could not be written.
+def tell_truncated(name: str, retriever: Retriever) -> None:
+    """Tell on stderr how many texts a retriever has cut, where it counts them in an attribute ``truncated``."""
+    cut = getattr(retriever, "truncated", 0)
+    if isinstance(cut, int) and cut > 0:
+        print(
+            f"{name}: {cut} texts (passages, questions, states) were longer than it reads and were cut; name an "
+            "encoder with a higher limit, leave --max-passage-tokens out or raise it, or take fewer --steps",
+            file=sys.stderr,
+        )
+
+
+def input_paths(args: argparse.Namespace) -> list[str]:
+    """Return the folders and files that the environment arguments name.
+
+    Raises:
+        ValueError: when an argument is malformed.
+    """
+    path = parse_env_kwargs(args.env_kwargs).get("path")
+    return [] if path is None else [path]
+
+
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ()) -> None:
+    """Refuse, before any work, files that could not be written or are already something else.
 
     Args:
         outputs: a file, or None where it is not asked for, by its flag.
+        inputs: files that are read, and folders whose files are.
 
     Raises:
-        ValueError: when one is no name of a file, or two are the same.
+        ValueError: when one is no name of a file, a special file such as a device, or an input, or two are the same.
         FileNotFoundError: when the folder of one does not exist.
         PermissionError: when it cannot be written to.
     """
     given: dict[Path, str] = {}
+    read = {Path(os.path.realpath(name)) for name in inputs}
     for flag, name in outputs.items():
         if name is None:
             continue
         path = Path(name)
         if not path.name or name.endswith(("/", os.sep)) or path.is_dir():
             raise ValueError(f"{flag} {name!r} is not the name of a file: give one, such as eval.json")
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"cannot write {name}: there is no folder {path.parent}; make it first")
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(f"cannot write {name}: {path.parent} is read-only for you; choose another folder")
-        if path in given:
-            raise ValueError(f"{given[path]} and {flag} are both {name}: give each a file of its own")
-        given[path] = flag
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{flag} {name!r} is a device, a pipe or a socket: give the name of a regular file")
+        target = Path(os.path.realpath(path))
+        folder = target.parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"cannot write {name}: there is no folder {folder}; make it first")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"cannot write {name}: {folder} is read-only for you; choose another folder")
+        if target.exists() and not read.isdisjoint([target, *target.parents]):
+            raise ValueError(f"{flag} {name!r} would replace a file that is read: choose another name")
+        if target in given:
+            raise ValueError(f"{given[target]} and {flag} are both {name}: give each a file of its own")
+        given[target] = flag

@@ -245,6 +245,11 @@ class QRetriever:
         """Number of states encoded; equal ones of one search are encoded once."""
         return self.store.encoded
 
+    @property
+    def truncated(self) -> int:
+        """Number of questions, passages and states that were cut to fit."""
+        return self.store.truncated
+
     @torch.inference_mode()
     def encode_states(self, states: mdp.States) -> Tensor:
         """Return E_s of B states, float32 ``(B, D)``."""
