@@ -164,9 +164,12 @@ class Searcher:
 
     def __call__(self, states: mdp.States) -> tuple[Ids, Scores]:
         began = time.perf_counter()
-        found, values = self.retriever.search(states, self.depth)
+        pair = self.retriever.search(states, self.depth)
         self.seconds += time.perf_counter() - began
-        found, values = np.asarray(found), np.asarray(values)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            what = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise ValueError(f"search returned {what}: Retriever.search returns a pair of arrays, ids and scores")
+        found, values = np.asarray(pair[0]), np.asarray(pair[1])
         _check_search(states, found, values, self.depth, self.num_passages)
         return top_k(values, found, self.depth)  # the same tie rule for every retriever
 
@@ -283,6 +286,11 @@ def _check_search(states: mdp.States, ids: Ids, scores: Scores, k: int, num_pass
         raise ValueError(f"search returned ids {ids.shape} and scores {scores.shape}: both must have shape {shape}")
     if ids.dtype != np.int64:
         raise ValueError(f"search returned ids of type {ids.dtype}: they must be int64")
+    if scores.dtype.kind not in "fiu":
+        raise ValueError(f"search returned scores of type {scores.dtype}: they must be float32")
+    large = np.abs(scores.astype(np.float64)) > np.finfo(np.float32).max
+    if (large & (scores != -np.inf)).any():
+        raise ValueError("search returned a score of inf or beyond float32: give finite ones, or -inf for no passage")
     if ids.min() < -1 or ids.max() >= num_passages:
         raise ValueError(f"search returned ids from {ids.min()} to {ids.max()}: the corpus has {num_passages} passages")
     ordered = np.sort(ids, axis=1)

@@ -67,10 +67,10 @@ def get_reward(reward: str | Reward) -> Reward:
     """Return the reward function of this name, or the function itself.
 
     Raises:
-        ValueError: when the name is unknown.
+        ValueError: when it is neither a known name nor a function.
     """
     if callable(reward):
         return reward
-    if reward not in REWARDS:
+    if not isinstance(reward, str) or reward not in REWARDS:
         raise ValueError(f"unknown reward {reward!r}: choose one of {sorted(REWARDS)} or pass a function")
     return REWARDS[reward]

@@ -271,6 +271,33 @@ def test_bad_numbers_are_refused():
         beam_chain(retriever, FOUR, np.arange(0), 2)
 
 
+IDS = np.array([[0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "search returned NoneType: Retriever.search returns a pair of arrays"),
+        (IDS, "search returned ndarray"),
+        ((IDS, IDS, IDS), "search returned 3 values"),
+        ((IDS, np.array([[np.inf, 1]], np.float32)), "a score of inf or beyond float32"),
+        ((IDS, np.array([[1e300, 1]])), "a score of inf or beyond float32"),
+        ((IDS, np.array([[1, -1e300]])), "a score of inf or beyond float32"),
+        ((IDS, np.array([[1j, 1]])), "scores of type complex128"),
+        ((IDS, np.array([["2", "1"]])), "scores of type <U1"),
+        ((IDS, np.array([[np.nan, 1]])), "scores are NaN"),
+    ],
+)
+@pytest.mark.parametrize("play", [greedy_chain, beam_chain])
+def test_an_answer_that_breaks_the_contract_is_refused(play, answer, message):
+    class Broken:
+        def search(self, states, k):
+            return answer
+
+    with pytest.raises(ValueError, match=message):
+        play(Broken(), FOUR, np.arange(1), 2, depth=2)
+
+
 def test_a_search_with_what_is_already_picked_is_refused():
     class Again:
         def search(self, states, k):

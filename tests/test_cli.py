@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -180,6 +181,85 @@ def test_environment_arguments_that_mean_nothing_are_refused(capsys, pair, messa
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and message in captured.err and captured.err.count("\n") == 1
+
+
+def test_files_that_are_read_or_special_are_not_replaced(folder, tmp_path, capsys):
+    corpus = folder / "corpus.jsonl"
+    before = corpus.read_text()
+    (tmp_path / "link.json").symlink_to(corpus)
+    for name in (corpus, folder / ".." / "data" / "corpus.jsonl", tmp_path / "link.json"):
+        assert call(folder, "--retriever", "random", "--out", str(name)) == 2
+        assert "would replace a file that is read" in capsys.readouterr().err
+    assert corpus.read_text() == before
+    os.mkfifo(tmp_path / "pipe")
+    assert call(folder, "--retriever", "random", "--per-question", str(tmp_path / "pipe")) == 2
+    assert "is a device, a pipe or a socket" in capsys.readouterr().err
+    out, same = str(tmp_path / "x.json"), str(folder / ".." / "x.json")
+    assert call(folder, "--retriever", "random", "--out", out, "--per-question", same) == 2
+    assert "give each a file of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "diagnose"])
+def test_files_are_written_where_nobody_reads_the_table(folder, tmp_path, command):
+    out = tmp_path / "report.json"
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [command, "--env", ENV, "--env-kwargs", f"path={folder}", "--retriever", "random", "--out", str(out)]
+    done = subprocess.run([sys.executable, "-m", "retrieval_gym.cli", *arguments], stdout=write, check=False)
+    os.close(write)
+    assert done.returncode == 1 and json.loads(out.read_text())["environment"] == ENV
+
+
+def test_the_table_is_printed_where_a_file_cannot_be_written(folder, tmp_path, capsys, monkeypatch):
+    def refuse(path, text):
+        raise OSError(f"cannot write {path}")
+
+    monkeypatch.setattr("retrieval_gym.commands.evaluate.write_text", refuse)
+    assert call(folder, "--retriever", "random", "--out", str(tmp_path / "report.json")) == 2
+    captured = capsys.readouterr()
+    assert "random" in captured.out and "cannot write" in captured.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "diagnose"])
+def test_cut_texts_are_told(folder, capsys, command):
+    tiny = pytest.importorskip("tiny")
+    encoder = f"dense:{tiny.save_encoder(folder.parent / 'encoder')}"
+    arguments = [command, "--env", ENV, "--env-kwargs", f"path={folder}", "--retriever", encoder, "--device", "cpu"]
+    assert main(arguments) == 0
+    assert "were cut" not in capsys.readouterr().err
+    assert main([*arguments, "--max-passage-tokens", "1"]) == 0
+    assert f"{encoder}: " in (told := capsys.readouterr().err) and "--max-passage-tokens" in told
+
+
+def test_running_out_of_memory_is_said(folder, capsys, monkeypatch):
+    def fill(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr("retrieval_gym.commands.evaluate.evaluate", fill)
+    assert call(folder, "--retriever", "random") == 2
+    assert capsys.readouterr().err == "retrieval_gym evaluate: out of memory\n"
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("reward=[1]", "unknown reward [1]"),
+        ("max_episode_steps=2", "'max_episode_steps' is no environment argument"),
+        ("disable_env_checker=true", "'disable_env_checker' is no environment argument"),
+        ("seed=" + 5000 * "9", "seed=99999999999999999999... is too long a number"),
+    ],
+)
+def test_play_refuses_environment_arguments_that_mean_nothing(capsys, pair, message):
+    assert main(["play", "ChainRetrieval-Synthetic-v0", "--agent", "random", "--env-kwargs", pair]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and message in captured.err and captured.err.count("\n") == 1
+
+
+def test_play_takes_a_number_beyond_reason_for_a_passage_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(5000 * "9" + "\n0000\nq\n"))
+    assert main(["play", "ChainRetrieval-Synthetic-v0", "--env-kwargs", "num_questions=3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("There is no passage 99999999999999999999: the last one is") == 1 and "Goodbye" in text
 
 
 def test_play_refuses_a_budget_beyond_reason_and_a_negative_seed(capsys, monkeypatch):

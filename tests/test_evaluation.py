@@ -273,6 +273,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_text(tmp_path / "absent" / "eval.json", "new")
 
 
+def test_a_write_follows_a_link_and_leaves_other_files_alone(tmp_path):
+    target, link, other = tmp_path / "target.json", tmp_path / "eval.json", tmp_path / "target.json.tmp"
+    target.write_text("old")
+    other.write_text("mine")
+    link.symlink_to(target.name)
+    write_text(link, "new")
+    assert link.is_symlink() and target.read_text() == "new" and other.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["eval.json", "target.json", "target.json.tmp"]
+
+
 def test_records_show_each_chain():
     records = list(evaluate(Fixed([9, 1, 3], 10), hand_made(), steps=2, ks=(3,), threshold=0.9).records())
     first, second, _ = records
