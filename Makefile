@@ -26,7 +26,7 @@ demo: $(STAMP)  ## train a small agent on generated questions and show it before
 # Tests never reach for the network.
 test test-slow: export HF_HUB_OFFLINE = 1
 
-test: $(STAMP)  ## run the tests that take seconds
+test: $(STAMP)  ## run the tests, in minutes
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP)  ## run the learning tests, which take minutes

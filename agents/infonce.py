@@ -66,6 +66,8 @@ from retrieval_gym.nn.reporting import (
     load_reported,
     refuse_overlap,
     report_difference,
+    tell_run,
+    tell_selected,
     untrained_values,
 )
 from retrieval_gym.nn.rollout import states_from
@@ -544,7 +546,7 @@ def main(args: Args) -> Path:
     kept = run.load("best", map_location=device)
     learner.encoder.load_state_dict(kept["query"], strict=False)
     query_encoder = merge_lora(learner.encoder) if lora else learner.encoder
-    print(f"\nselected epoch {kept['epoch']}: {select_by} {best:.3f} on {len(selection)} train questions kept apart")
+    tell_selected(f"epoch {kept['epoch']}", select_by, best, selection)
     report = {
         spec: report_difference(
             spec, args.eval_split, steps, untrained[spec], score(query_encoder, asked, steps, args.eval_questions)
@@ -555,6 +557,7 @@ def main(args: Args) -> Path:
     frozen.save(run.directory / "passage_encoder")
     run.write_json("eval.json", report)
     run.close()
+    tell_run(run.directory, args.env)
     return run.directory
 
 

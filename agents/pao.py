@@ -71,6 +71,9 @@ from retrieval_gym.nn.reporting import (
     load_reported,
     refuse_overlap,
     report_difference,
+    tell_long_warmup,
+    tell_run,
+    tell_selected,
     untrained_values,
 )
 from retrieval_gym.nn.reward_models import make_list_rewards
@@ -372,6 +375,7 @@ def main(args: Args) -> Path:
         f"run {run.directory} on {device}: {args.objective}, {'LoRA' if lora else 'all weights'}, {updates} updates of "
         f"{num_envs} episodes, unit queries: {normalize}"
     )
+    tell_long_warmup(args, updates)
     first_update, transitions, best = 0, 0, -1.0
 
     def checkpoint(update: int) -> dict[str, Any]:
@@ -501,7 +505,7 @@ def main(args: Args) -> Path:
     kept = run.load("best", map_location=device)
     encoder.load_state_dict(kept["query"], strict=False)
     query_encoder = merge_lora(encoder) if lora else encoder
-    print(f"\nselected update {kept['update']}: {select_by} {best:.3f} on {len(selection)} train questions kept apart")
+    tell_selected(f"update {kept['update']}", select_by, best, selection)
     report = {
         spec: report_difference(
             spec, args.eval_split, steps, untrained[spec],
@@ -513,6 +517,7 @@ def main(args: Args) -> Path:
     frozen.save(run.directory / "passage_encoder")
     run.write_json("eval.json", report)
     run.close()
+    tell_run(run.directory, args.env)
     return run.directory
 
 

@@ -48,6 +48,9 @@ from retrieval_gym.nn.reporting import (
     load_reported,
     refuse_overlap,
     report_difference,
+    tell_long_warmup,
+    tell_run,
+    tell_selected,
     untrained_values,
 )
 from retrieval_gym.nn.rollout import Lookahead, Rollout, states_from
@@ -339,6 +342,7 @@ def main(args: Args) -> Path:
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
     run.lock()
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
+    tell_long_warmup(args, updates)
     first_update, best = 0, -1.0
 
     def checkpoint(update: int) -> dict[str, Any]:
@@ -504,7 +508,9 @@ def main(args: Args) -> Path:
     envs.close()
 
     # Report the selected checkpoint beside the untrained encoders, question by question.
-    online.load_state_dict(run.load("best", map_location=device)["q"], strict=False)
+    kept = run.load("best", map_location=device)
+    online.load_state_dict(kept["q"], strict=False)
+    tell_selected(f"update {kept['update']}", "all_gold_picked", best, selection)
     report = {
         spec: report_difference(
             spec, args.eval_split, steps, untrained[spec],
@@ -516,6 +522,7 @@ def main(args: Args) -> Path:
     online.state_encoder.save(run.directory / "state_encoder")
     online.action_encoder.save(run.directory / "action_encoder")
     run.close()
+    tell_run(run.directory, args.env)
     return run.directory
 
 

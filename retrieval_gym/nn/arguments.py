@@ -92,4 +92,4 @@ def check_positive(args: Any, *names: str) -> None:
 def check_env_kwargs(pairs: Sequence[str]) -> None:
     """Raise ValueError for an environment argument that is the script's own to decide."""
     for key in parse_env_kwargs(pairs).keys() & NOT_FOR_TRAINING:
-        raise ValueError(f"--env-kwargs {key}=... is not for training: see --help for what is")
+        raise ValueError(f"--env-kwargs {key}=... is not for training: leave it out, or use a flag of the script")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,23 @@ def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalData
             f"{len(shared)} of the {len(reported)} questions reported for {spec} are trained on, {shared[0].id!r} say: "
             "give the splits files of their own, or report another environment with --eval-envs"
         )
+
+
+def tell_long_warmup(args: Any, updates: int) -> None:
+    """Print a line where most of a training is warm-up, so that it hardly learns."""
+    if 2 * args.warmup_updates > updates:
+        print(f"warm-up takes {args.warmup_updates} of {updates} updates: train longer, or lower --warmup-updates")
+
+
+def tell_selected(what: str, metric: str, value: float, selection: RetrievalDataset) -> None:
+    """Print which checkpoint is reported; ``update 0`` is the untrained encoder."""
+    note = ", the untrained encoder: no later one was better" if what.endswith(" 0") else ""
+    print(f"\nselected {what}{note}; {metric} {value:.3f} on {len(selection)} train questions kept apart")
+
+
+def tell_run(directory: Path, env_id: str) -> None:
+    """Print where a finished run is, and what scores it again."""
+    print(f"\nrun {directory}; score it with: retrieval_gym evaluate --env {env_id} --retriever run:{directory}")
 
 
 def untrained_values(spec: str, result: Evaluation, metrics: Sequence[str]) -> dict[str, list[float]]:
