@@ -6,7 +6,6 @@ is here, and every transition comes from ``retrieval_gym.mdp``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -257,15 +256,10 @@ class Game:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What saved episodes must share with the game that goes on with them."""
-        questions = hashlib.sha256(repr([question.id for question in self.dataset.questions]).encode())
-        if self._pools is not None:
-            questions.update(self._pools.tobytes())
         return {
             "budget": self.max_steps,
-            "number of actions": self.num_actions,
             "number of questions": len(self.dataset),
-            "digest of question ids and pools": questions.hexdigest(),
-            "corpus fingerprint": self.dataset.corpus.fingerprint,
+            "fingerprint": self.dataset.fingerprint,
         }
 
     def save(self, episodes: Episodes) -> dict[str, Any]:
