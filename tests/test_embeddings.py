@@ -254,16 +254,18 @@ def test_a_limit_below_one_token_is_refused(max_tokens, encoder, corpus):
         EmbeddingTable.build(encoder, corpus, max_tokens=max_tokens)
 
 
-def test_the_key_changes_with_all_that_changes_a_vector(encoder, corpus):
-    base = embeddings.table_key(encoder, corpus, 12, "passage")
-    other = Corpus(corpus.titles, ["changed", *(passage.text for passage in corpus[1:])])
+def test_the_key_changes_with_all_that_changes_a_vector(encoder, corpus, tmp_path):
+    def key(encoder, corpus, max_tokens=12, kind="passage"):
+        return EmbeddingTable.build(encoder, corpus, max_tokens=max_tokens, kind=kind, cache_dir=tmp_path).key
+
+    base = key(encoder, corpus)
     changed = [
-        embeddings.table_key(encoder, other, 12, "passage"),
-        embeddings.table_key(encoder, corpus, None, "passage"),
-        embeddings.table_key(encoder, corpus, 12, "query"),
-        embeddings.table_key(bert("cls"), corpus, 12, "passage"),
-        embeddings.table_key(bert(prompts={"query": "", "passage": "p: "}), corpus, 12, "passage"),
-        embeddings.table_key(bert(max_length=50), corpus, 12, "passage"),
+        key(encoder, Corpus(corpus.titles, ["changed", *(passage.text for passage in corpus[1:])])),
+        key(encoder, corpus, max_tokens=None),
+        key(encoder, corpus, kind="query"),
+        key(bert("cls"), corpus),
+        key(bert(prompts={"query": "", "passage": "p: "}), corpus),
+        key(bert(max_length=50), corpus),
     ]
     assert len({base, *changed}) == 7
-    assert embeddings.table_key(bert(), corpus, 12, "passage") == base
+    assert key(bert(), corpus) == base

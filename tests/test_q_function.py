@@ -330,6 +330,10 @@ def test_equal_states_are_embedded_once_and_share_their_gradient(order, monkeypa
     seen = count_texts(q.state_encoder, monkeypatch)
     embedded = q.embed_states(repeated, store)
     assert seen == [3] and embedded.shape == (6, 32)
+    retriever = QRetriever(q, dataset)
+    vectors = retriever.encode_states(repeated)
+    assert retriever.encoder_calls == 3 and not vectors.requires_grad
+    torch.testing.assert_close(vectors, embedded.detach())
     alone = torch.cat([q.embed_states(states[[row]], store) for row in (2, 0, 2, 1, 0, 2)])
     torch.testing.assert_close(embedded, alone, atol=1e-6, rtol=0)
 

@@ -88,7 +88,7 @@ class EmbeddingTable:
             done = sum(fill(table, rows, texts, encoder, kind, max_tokens, token_budget, progress, start=0))
             return cls(table, done)
         identity = _identity(encoder, corpus, max_tokens, kind)
-        key = _hash(identity)
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         final, partial = Path(cache_dir) / key, Path(cache_dir) / f"{key}.partial"
         if not final.exists():
             with writing(cache_dir):
@@ -142,12 +142,8 @@ def fill(
             yield encoder.truncated - before
 
 
-def table_key(encoder: TextEncoder, corpus: Corpus, max_tokens: int | None, kind: Kind) -> str:
-    """Return the SHA-256 of everything that changes a vector of the table, 64 hexadecimal digits."""
-    return _hash(_identity(encoder, corpus, max_tokens, kind))
-
-
 def _identity(encoder: TextEncoder, corpus: Corpus, max_tokens: int | None, kind: Kind) -> dict[str, Any]:
+    """Return everything that changes a vector of the table."""
     return {
         "weights": encoder.weights_hash(),
         "settings": encoder.settings(),
@@ -155,10 +151,6 @@ def _identity(encoder: TextEncoder, corpus: Corpus, max_tokens: int | None, kind
         "kind": kind,
         "corpus": corpus.fingerprint,
     }
-
-
-def _hash(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def _lock(final: Path) -> IO[str] | None:
