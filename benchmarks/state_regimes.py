@@ -152,10 +152,11 @@ def measure(spec: str, runs: dict[tuple[str, int], Path], args: argparse.Namespa
             pool.add(name, metric, result.metrics[metric], result.chains.questions)
         return result
 
+    base = untrained(runs["gold", args.seeds[0]], dataset, cache)
+    chain, single = evaluate(base, dataset, steps=steps), evaluate(base, dataset, steps=steps, search="single")
     for seed in args.seeds:
-        base = untrained(runs["gold", seed], dataset, cache)
-        add("untrained", evaluate(base, dataset, steps=steps))
-        add("untrained, single", evaluate(base, dataset, steps=steps, search="single"))
+        add("untrained", chain)  # the same for every seed
+        add("untrained, single", single)
         retriever = load_run(runs["gold", seed], dataset, cache_dir=cache)
         add("gold, beam 4", evaluate(retriever, dataset, steps=steps, search="beam", beams=4))
         fixed = None
