@@ -17,9 +17,7 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -29,12 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_gym import RetrievalDataset
 from retrieval_gym.diagnostics import ask, reached_states
 from retrieval_gym.evaluation import Evaluation, evaluate
-from retrieval_gym.mismatch import Estimate, estimate
-from retrieval_gym.nn.dense import DenseRetriever
-from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.campaign import Pool, train_once, untrained_retriever
 from retrieval_gym.nn.reporting import environment_spec, load_reported
 from retrieval_gym.nn.trained import load_run
 from retrieval_gym.protocol import align
@@ -52,41 +47,14 @@ WRONG: dict[str, Callable[[NDArray[np.int64]], NDArray[np.bool_]]] = {
 
 def train(args: argparse.Namespace, regime: str, seed: int) -> Path:
     """Return the folder of a finished run of this regime and seed, trained here where there is none yet."""
-    parent = args.runs / f"{regime}-{seed}"
-    parent.mkdir(parents=True, exist_ok=True)
-    found = [path.parent for path in parent.glob("*/config.json")]
-    if found and (found[0] / "eval.json").is_file():
-        return found[0]
-    flags = [
-        "--env",
-        args.env,
-        "--states",
-        regime,
-        "--seed",
-        str(seed),
-        "--runs",
-        str(parent),
-        *shlex.split(args.flags),
-    ]
+    flags = ["--env", args.env, "--states", regime, "--seed", str(seed), *shlex.split(args.flags)]
     flags += ["--embedding-cache", str(args.runs / "embeddings")]
     flags += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
     flags += ["--eval-envs", *args.eval_envs] if args.eval_envs else []
     if regime in WALKED:
         flags += ["--first-walker", str(train(args, "gold", seed))]
-    if found:
-        flags = ["--resume", str(found[0])]
-    threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
-    with (parent / "log.txt").open("a") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(AGENT), *flags], stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": threads}
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{regime}, seed {seed}, stopped: see {parent / 'log.txt'}")
-    directory = next(parent.glob("*/config.json")).parent
-    (parent / "memory.json").write_text(json.dumps({"peak_gigabytes": usage.ru_maxrss / 2**20}) + "\n")
-    print(f"trained: {regime}, seed {seed}", file=sys.stderr, flush=True)
-    return directory
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    return train_once(AGENT, flags, args.runs / f"{regime}-{seed}", threads)
 
 
 def cost(directory: Path) -> dict[str, float]:
@@ -102,46 +70,6 @@ def cost(directory: Path) -> dict[str, float]:
     } | memory
 
 
-def untrained(run: Path, dataset: RetrievalDataset, cache: Path) -> DenseRetriever:
-    """Return the retriever from which a run set out."""
-    config = json.loads((run / "config.json").read_text())
-    return DenseRetriever(
-        dataset,
-        TextEncoder.load(str(run / "passage_encoder"), autocast=config["autocast"]),
-        max_passage_tokens=config["passage_tokens"],
-        max_question_tokens=config["question_tokens"],
-        cache_dir=cache,
-    )
-
-
-class Pool:
-    """Figures of several seeds, by regime and measure: values and the questions that they belong to."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
-        self._questions: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
-
-    def add(self, regime: str, measure: str, values: NDArray, questions: NDArray) -> None:
-        """Add the figures of one more seed."""
-        self._values[regime, measure].append(np.asarray(values, np.float64))
-        self._questions[regime, measure].append(questions)
-
-    def estimate(self, regime: str, measure: str, minus: str | None = None) -> Estimate:
-        """Return the mean, or the paired mean difference to another regime, with its interval over questions."""
-        values = np.concatenate(self._values[regime, measure])
-        if minus is not None:
-            values = values - np.concatenate(self._values[minus, measure])
-        return estimate(values, np.concatenate(self._questions[regime, measure]))
-
-    def keys(self) -> list[tuple[str, str]]:
-        """Return every pair of regime and measure, in the order in which they were added."""
-        return list(self._values)
-
-    def by_seed(self, regime: str, measure: str) -> list[float]:
-        """Return the mean of each seed."""
-        return [float(values.mean()) if len(values) else float("nan") for values in self._values[regime, measure]]
-
-
 def measure(spec: str, runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool:
     """Ask every run, and the untrained encoder, the dev questions of one environment."""
     dataset, steps = load_reported(spec, "dev")
@@ -152,7 +80,7 @@ def measure(spec: str, runs: dict[tuple[str, int], Path], args: argparse.Namespa
             pool.add(name, metric, result.metrics[metric], result.chains.questions)
         return result
 
-    base = untrained(runs["gold", args.seeds[0]], dataset, cache)
+    base = untrained_retriever(runs["gold", args.seeds[0]], dataset, cache)
     chain, single = evaluate(base, dataset, steps=steps), evaluate(base, dataset, steps=steps, search="single")
     for seed in args.seeds:
         add("untrained", chain)  # the same for every seed

@@ -1,0 +1,90 @@
+"""Comparisons of several trainings over several seeds: run each once, pool their figures by question."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.mismatch import Estimate, estimate
+from retrieval_gym.nn.dense import DenseRetriever
+from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.run import Run
+
+
+def train_once(agent: Path, flags: Sequence[str], folder: Path, threads: int) -> Path:
+    """Return a finished run in ``folder``: the one that is there, gone on with if it stopped, or a new one.
+
+    What it prints goes to ``folder/log.txt``, its peak memory to ``folder/memory.json``.
+
+    Args:
+        agent: the agent's script.
+        flags: its flags, without ``--runs``; not looked at where a run is there.
+        folder: of this training alone.
+        threads: of the processor, for this run.
+
+    Raises:
+        RuntimeError: when the agent stops with an error.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [path.parent for path in folder.glob("*/config.json")]
+    if found and (found[0] / "eval.json").is_file():
+        return found[0]
+    command = [sys.executable, str(agent)]
+    command += ["--resume", str(found[0])] if found else [*flags, "--runs", str(folder)]
+    with (folder / "log.txt").open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{agent.name} stopped in {folder}: see {folder / 'log.txt'}")
+    (folder / "memory.json").write_text(json.dumps({"peak_gigabytes": usage.ru_maxrss / 2**20}) + "\n")
+    print(f"trained: {folder.name}", file=sys.stderr, flush=True)
+    return next(folder.glob("*/config.json")).parent
+
+
+def untrained_retriever(directory: Path, dataset: RetrievalDataset, cache_dir: Path) -> DenseRetriever:
+    """Return the retriever from which a run of ``agents/infonce.py`` or ``agents/pao.py`` set out."""
+    config = Run.open(directory).config
+    return DenseRetriever(
+        dataset,
+        TextEncoder.load(directory / "passage_encoder", autocast=config["autocast"]),
+        max_passage_tokens=config["passage_tokens"],
+        max_question_tokens=config["question_tokens"],
+        cache_dir=cache_dir,
+    )
+
+
+class Pool:
+    """Figures of several arms and seeds by arm and measure: values, and the questions that they belong to."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
+        self._questions: dict[tuple[str, str], list[NDArray]] = defaultdict(list)
+
+    def add(self, arm: str, measure: str, values: NDArray, questions: NDArray) -> None:
+        """Add the figures of one more seed, each array ``(N,)``."""
+        self._values[arm, measure].append(np.asarray(values, np.float64))
+        self._questions[arm, measure].append(questions)
+
+    def estimate(self, arm: str, measure: str, minus: str | None = None) -> Estimate:
+        """Return the mean over seeds, or that of the paired differences to another arm; intervals over questions."""
+        values = np.concatenate(self._values[arm, measure])
+        if minus is not None:
+            values = values - np.concatenate(self._values[minus, measure])
+        return estimate(values, np.concatenate(self._questions[arm, measure]))
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Return every pair of arm and measure, in the order in which they were added."""
+        return list(self._values)
+
+    def by_seed(self, arm: str, measure: str) -> list[float]:
+        """Return the mean of each seed."""
+        return [float(values.mean()) if len(values) else float("nan") for values in self._values[arm, measure]]

@@ -1,0 +1,74 @@
+"""Comparisons: each training runs once, a stopped one goes on, and figures are paired by question and seed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from retrieval_gym.nn.campaign import Pool, train_once
+
+AGENT = """
+import json, os, pathlib, sys
+flags = sys.argv[1:]
+resumed = "--resume" in flags
+run = pathlib.Path(flags[1]) if resumed else pathlib.Path(flags[flags.index("--runs") + 1]) / "the-run"
+run.mkdir(exist_ok=True)
+(run / "config.json").write_text("{}")
+with (run / "calls").open("a") as calls:
+    calls.write(json.dumps({"flags": flags, "threads": os.environ["OMP_NUM_THREADS"]}) + "\\n")
+print("said something")
+if "--stop" in flags:
+    sys.exit("no more")
+(run / "eval.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT)
+    return script
+
+
+def calls(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "calls").read_text().splitlines()]
+
+
+def test_a_training_runs_once(agent, tmp_path):
+    folder = tmp_path / "arm-1"
+    run = train_once(agent, ["--seed", "1"], folder, threads=3)
+    assert run == folder / "the-run"
+    assert calls(run) == [{"flags": ["--seed", "1", "--runs", str(folder)], "threads": "3"}]
+    assert (folder / "log.txt").read_text() == "said something\n"
+    assert 0 < json.loads((folder / "memory.json").read_text())["peak_gigabytes"] < 1
+    assert train_once(agent, ["--seed", "1"], folder, threads=3) == run
+    assert len(calls(run)) == 1
+
+
+def test_a_training_that_stopped_goes_on(agent, tmp_path):
+    folder = tmp_path / "arm-1"
+    with pytest.raises(RuntimeError, match=r"agent\.py stopped in .*arm-1: see .*log\.txt"):
+        train_once(agent, ["--stop"], folder, threads=1)
+    run = train_once(agent, ["--stop"], folder, threads=1)
+    assert [call["flags"][0] for call in calls(run)] == ["--stop", "--resume"]
+    assert (run / "eval.json").is_file()
+    assert "no more" in (folder / "log.txt").read_text()
+
+
+def test_figures_are_pooled_and_paired():
+    rng, pool = np.random.default_rng(0), Pool()
+    ours, theirs = rng.random((2, 3, 40))
+    for mine, yours in zip(ours, theirs, strict=True):
+        pool.add("ours", "R@5", mine, np.arange(40))
+        pool.add("theirs", "R@5", yours, np.arange(40))
+    assert pool.keys() == [("ours", "R@5"), ("theirs", "R@5")]
+    assert pool.by_seed("ours", "R@5") == pytest.approx(ours.mean(axis=1).tolist())
+    assert pool.estimate("ours", "R@5").mean == pytest.approx(ours.mean())
+    paired = pool.estimate("ours", "R@5", minus="theirs")
+    assert paired.mean == pytest.approx((ours - theirs).mean())
+    # Resampled by question, all seeds together: the standard error is that of the questions' means.
+    error = (ours - theirs).mean(axis=0).std() / np.sqrt(40)
+    assert paired.high - paired.low == pytest.approx(2 * 1.96 * error, rel=0.15)
