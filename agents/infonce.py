@@ -562,7 +562,7 @@ def main(args: Args) -> Path:
     frozen.save(run.directory / "passage_encoder")
     run.write_json("eval.json", report)
     run.close()
-    tell_run(run.directory, args.env)
+    tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 
 

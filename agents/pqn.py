@@ -522,7 +522,7 @@ def main(args: Args) -> Path:
     online.state_encoder.save(run.directory / "state_encoder")
     online.action_encoder.save(run.directory / "action_encoder")
     run.close()
-    tell_run(run.directory, args.env)
+    tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 
 

@@ -62,5 +62,7 @@ def test_what_a_run_tells(capsys, tmp_path):
     assert "selected update 10; recall@5 0.250 on " in capsys.readouterr().out
     tell_selected("epoch 0", "recall@5", 0.25, make_dataset())
     assert "selected epoch 0, the untrained encoder: no later one was better; " in capsys.readouterr().out
-    tell_run(tmp_path, "ChainRetrieval-Synthetic-v0")
-    assert f"--env ChainRetrieval-Synthetic-v0 --retriever run:{tmp_path}" in capsys.readouterr().out
+    tell_run(tmp_path, "ChainRetrieval-Synthetic-v0", ())
+    assert capsys.readouterr().out.endswith(f"--env ChainRetrieval-Synthetic-v0 --retriever run:{tmp_path}\n")
+    tell_run(tmp_path, "ChainRetrieval-Custom-v0", ("path=my data", "form=pool"))
+    assert capsys.readouterr().out.endswith("--env-kwargs 'path=my data' form=pool\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,11 @@ def tell_selected(what: str, metric: str, value: float, selection: RetrievalData
     print(f"\nselected {what}{note}; {metric} {value:.3f} on {len(selection)} train questions kept apart")
 
 
-def tell_run(directory: Path, env_id: str) -> None:
+def tell_run(directory: Path, env_id: str, env_kwargs: Sequence[str]) -> None:
     """Print where a finished run is, and what scores it again."""
-    print(f"\nrun {directory}; score it with: retrieval_gym evaluate --env {env_id} --retriever run:{directory}")
+    command = ["retrieval_gym", "evaluate", "--env", env_id, "--retriever", f"run:{directory}"]
+    command += ["--env-kwargs", *env_kwargs] if env_kwargs else []
+    print(f"\nrun {directory}; score it with: {shlex.join(command)}")
 
 
 def untrained_values(spec: str, result: Evaluation, metrics: Sequence[str]) -> dict[str, list[float]]:
