@@ -27,12 +27,12 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, Record]]:
     """
     path = Path(path)
     count = 0
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
-        text = _decode(line, where)
-        if text.strip():
+        record = parse_line(line, where)
+        if record is not None:
             count += 1
-            yield where, _object(_parse(text, where), where, _has_surrogate(text))
+            yield where, record
     if count == 0:
         raise ValueError(f"{path} is empty: it needs one JSON object a line")
 
@@ -48,7 +48,7 @@ def read_json(path: str | Path) -> Iterator[tuple[str, Record]]:
         ValueError: as in ``read_jsonl``.
     """
     path = Path(path)
-    text = _decode(b"".join(_lines(path)), str(path))
+    text = _decode(b"".join(read_lines(path)), str(path))
     if text.lstrip()[:1] == "{":
         yield from read_jsonl(path)
         return
@@ -145,7 +145,13 @@ def get_strings(record: Record, name: str, where: str, default: Any = _REQUIRED)
     return values
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file as they are, those of a ``.gz`` file decompressed.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when it is a folder, or its gzip stream is broken.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file")
     if path.suffix != ".gz":
@@ -157,6 +163,16 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
+
+
+def parse_line(line: bytes, where: str) -> Record | None:
+    """Return the object of one line, or None where it is blank.
+
+    Raises:
+        ValueError: when the line is not UTF-8, not JSON or not an object, or has half of a surrogate pair.
+    """
+    text = _decode(line, where)
+    return _object(_parse(text, where), where, _has_surrogate(text)) if text.strip() else None
 
 
 def _decode(data: bytes, where: str) -> str:

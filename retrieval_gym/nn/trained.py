@@ -42,8 +42,7 @@ def load_run(
         ValueError: when the folder is not that of such a run.
     """
     run = Run.open(directory)
-    dense = any(name in run.config for name in DENSE_AGENTS) and all(name in run.config for name in DENSE_SETTINGS)
-    if not dense:
+    if not is_dense(run):
         return QRetriever(load_q(directory, device), dataset, cache_dir)
     table = EmbeddingTable.build(
         load_run_encoder(run, "passage_encoder", device),
@@ -59,6 +58,23 @@ def load_run(
         max_question_tokens=run.config["question_tokens"],
         vectors=table.vectors,
     )
+
+
+def is_dense(run: Run) -> bool:
+    """Say whether ``agents/infonce.py`` or ``agents/pao.py`` made a run, rather than ``agents/pqn.py``."""
+    return any(name in run.config for name in DENSE_AGENTS) and all(name in run.config for name in DENSE_SETTINGS)
+
+
+def encoder_names(run: Run) -> tuple[str, str]:
+    """Return the names of the encoder of questions and states, and of that of passages, in the folder of a run.
+
+    Raises:
+        ValueError: when the folder is not that of a run of an agent.
+    """
+    missing = [name for name in DENSE_SETTINGS if name not in run.config]
+    if missing:
+        raise ValueError(f"{run.directory} is no run of an agent: its configuration has no {missing[0]!r}")
+    return ("query_encoder", "passage_encoder") if is_dense(run) else ("state_encoder", "action_encoder")
 
 
 def run_encoder_folder(run: Run, name: str) -> Path:
