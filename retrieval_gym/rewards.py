@@ -1,11 +1,13 @@
 """Reward functions by name: ``f(states before, picks, dataset) -> float64 (B,)``.
 
-``picks`` are corpus ids, -1 where the action picked nothing. A reward of an episode is the sum over its steps.
+``picks`` are corpus ids, -1 where the action picked nothing. A reward of an episode is the sum over its steps. Rewards
+by a model have a name of two parts, ``"reranker:PATH"`` or ``"answer:READER"``; see ``model_rewards``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,14 +65,32 @@ REWARDS: dict[str, Reward] = {
 }
 
 
-def get_reward(reward: str | Reward) -> Reward:
+# What makes a reward by a model out of the second part of its name; imported when asked for, never by this module.
+MODEL_REWARDS = {
+    "answer": "retrieval_gym.model_rewards:answer_reward",
+    "reranker": "retrieval_gym.model_rewards:reranker_reward",
+}
+
+
+def get_reward(reward: str | Reward, *, stop_when_complete: bool = True) -> Reward:
     """Return the reward function of this name, or the function itself.
 
+    Args:
+        reward: one of ``REWARDS``, ``"reranker:PATH"``, ``"answer:READER"`` or a function.
+        stop_when_complete: whether an episode ends at the last gold passage, which tells a reward of the end of an
+            episode when it is.
+
     Raises:
-        ValueError: when it is neither a known name nor a function.
+        ValueError: when it is neither a known name nor a function, or what a model's name says cannot be.
+        FileNotFoundError: when a model's name can only be a folder, and there is none.
     """
     if callable(reward):
         return reward
+    kind, _, name = reward.partition(":") if isinstance(reward, str) else ("", "", "")
+    if name and kind in MODEL_REWARDS:
+        module, _, factory = MODEL_REWARDS[kind].partition(":")
+        return getattr(import_module(module), factory)(name, stop_when_complete=stop_when_complete)
     if not isinstance(reward, str) or reward not in REWARDS:
-        raise ValueError(f"unknown reward {reward!r}: choose one of {sorted(REWARDS)} or pass a function")
+        named = ", ".join([*sorted(REWARDS), "reranker:PATH", "answer:READER"])
+        raise ValueError(f"unknown reward {reward!r}: choose one of {named} or pass a function")
     return REWARDS[reward]

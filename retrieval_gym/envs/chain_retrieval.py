@@ -31,7 +31,8 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
     the action is the passage's id.
 
     An action that picks nothing new (a passage picked before, or a position past the end of a smaller pool) is
-    invalid but defined: it uses a step, leaves the picks as they are, pays nothing and sets `info["invalid_action"]`.
+    invalid but defined: it uses a step, leaves the picks as they are, pays nothing (but for `"answer:READER"`,
+    which pays at the end of an episode whatever its last action was) and sets `info["invalid_action"]`.
     An action outside the space raises a `ValueError`.
 
     ## Observation Space
@@ -58,6 +59,8 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
     - `"recall"`: each gold passage found pays its share, so that the return is the recall.
     - `"gold"`: each gold passage found pays 1.
     - `"complete_with_length_penalty"`: `0.5 + 0.5 * |gold| / |picked|` at the pick that finds the last one.
+    - `"reranker:PATH"`, `"answer:READER"`: what a cross-encoder or a reader says, see `docs/answers.md`; not the game's
+      score.
     - any function `f(states, picks, dataset) -> float64 (B,)`, see `retrieval_gym.rewards`.
 
     Gold passages count in any order. A passage with the same title and text as a gold passage counts as that passage.

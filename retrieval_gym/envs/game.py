@@ -106,7 +106,7 @@ class Game:
         for name, flag in (("stop_when_complete", stop_when_complete), ("allow_unreachable", allow_unreachable)):
             if not isinstance(flag, (bool, np.bool_)):
                 raise ValueError(f"{name} must be True or False, got {flag!r}")
-        self._reward = get_reward(reward)
+        self._reward = get_reward(reward, stop_when_complete=bool(stop_when_complete))
         self.dataset = _resolve_dataset(dataset, split, path, dataset_options)
         self.stop_when_complete = bool(stop_when_complete)
         self._num_gold = (self.dataset.gold >= 0).sum(axis=1)
