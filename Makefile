@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version) is too old: retrieval_gym needs Python 3.10 or newer; run make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' || $(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install -e '.[all,test,dev]'
+	$(BIN)/python -m pip install -e '.[all,examples,test,dev]'
 	touch $@
 
 demo: $(STAMP)  ## train a small agent on generated questions and show it before and after
@@ -41,6 +41,6 @@ format: $(STAMP)  ## put the code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# gpu_check.py needs a GPU, state_regimes.py hours: both are run by hand.
+# gpu_check.py needs a GPU, the comparisons of trainings take hours: they are run by hand.
 bench: $(STAMP)  ## measure speed and memory on this machine
-	for script in $(filter-out %/gpu_check.py %/state_regimes.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out %/gpu_check.py %/list_objectives.py %/state_regimes.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -10,7 +10,10 @@ from importlib import import_module
 
 from retrieval_gym import __version__
 
-COMMANDS = ("datasets", "play", "evaluate", "diagnose", "geometry")
+COMMANDS = (
+    "datasets", "play", "evaluate", "diagnose", "geometry", "answer", "report", "validate", "convert", "embed",
+    "search", "export",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
