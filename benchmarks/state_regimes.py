@@ -5,7 +5,8 @@ that it reaches on the reported questions are the fixed ones on which all regime
 step. Reported: complete@5 and complete@10 of greedy chains; next-step success on the fixed states by number of wrong
 passages; what deleting these gains; each with the paired difference to gold, intervals over questions and the seeds'
 figures pooled by question; the untrained encoder in a chain and in one search, gold in a search with 4 beams; minutes,
-share of rollouts, and peak memory of each regime. A run that is there is not trained again; one that stopped goes on.
+share of rollouts, and peak memory of each regime. A run that is there is not trained again; one that stopped goes on;
+what was measured of a seed is kept in a file and read from there.
 
     python benchmarks/state_regimes.py --seeds 1 101 201 --runs runs/regimes --out state_regimes.json \
         --flags "--layers 0 2 5 --no-train-embeddings --autocast"
@@ -14,21 +15,26 @@ share of rollouts, and peak memory of each regime. A run that is there is not tr
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from retrieval_gym.diagnostics import ask, reached_states
 from retrieval_gym.evaluation import Evaluation, evaluate
+from retrieval_gym.files import write_atomically
 from retrieval_gym.nn.campaign import Pool, train_once, untrained_retriever
 from retrieval_gym.nn.reporting import environment_spec, load_reported
 from retrieval_gym.nn.trained import load_run
@@ -37,6 +43,7 @@ from retrieval_gym.protocol import align
 AGENT = Path(__file__).resolve().parents[1] / "agents" / "infonce.py"
 REGIMES = ("gold", "noise", "noise-resampled", "once", "once-resampled", "on-policy")
 WALKED = ("once", "once-resampled", "on-policy")
+Figures = dict[tuple[str, str], tuple[NDArray[Any], NDArray[np.int64]]]
 METRICS = ("complete@5", "complete@10", "all_gold_picked")
 WRONG: dict[str, Callable[[NDArray[np.int64]], NDArray[np.bool_]]] = {
     "0": lambda wrong: wrong == 0,
@@ -53,8 +60,12 @@ def train(args: argparse.Namespace, regime: str, seed: int) -> Path:
     flags += ["--eval-envs", *args.eval_envs] if args.eval_envs else []
     if regime in WALKED:
         flags += ["--first-walker", str(train(args, "gold", seed))]
-    threads = max(1, (os.cpu_count() or 1) // args.jobs)
-    return train_once(AGENT, flags, args.runs / f"{regime}-{seed}", threads)
+    return train_once(AGENT, flags, args.runs / f"{regime}-{seed}", threads(args))
+
+
+def threads(args: argparse.Namespace) -> int:
+    """Return how many threads one of the jobs gets."""
+    return max(1, (os.cpu_count() or 1) // args.jobs)
 
 
 def cost(directory: Path) -> dict[str, float]:
@@ -70,40 +81,63 @@ def cost(directory: Path) -> dict[str, float]:
     } | memory
 
 
-def measure(spec: str, runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool:
-    """Ask every run, and the untrained encoder, the dev questions of one environment."""
+def measure(spec: str, seed: int, runs: dict[str, Path], cache: Path) -> Figures:
+    """Ask the runs of one seed, the untrained encoder, and gold with beams, the dev questions of one environment.
+
+    Args:
+        spec: the environment.
+        seed: of the runs.
+        runs: by regime, gold first.
+        cache: where embeddings are kept.
+
+    Returns:
+        By name and measure, the values and the questions that they belong to.
+    """
     dataset, steps = load_reported(spec, "dev")
-    cache, pool = args.runs / "embeddings", Pool()
+    figures: Figures = {}
 
     def add(name: str, result: Evaluation) -> Evaluation:
         for metric in METRICS:
-            pool.add(name, metric, result.metrics[metric], result.chains.questions)
+            figures[name, metric] = result.metrics[metric], result.chains.questions
         return result
 
-    base = untrained_retriever(runs["gold", args.seeds[0]], dataset, cache)
-    chain, single = evaluate(base, dataset, steps=steps), evaluate(base, dataset, steps=steps, search="single")
-    for seed in args.seeds:
-        add("untrained", chain)  # the same for every seed
-        add("untrained, single", single)
-        retriever = load_run(runs["gold", seed], dataset, cache_dir=cache)
-        add("gold, beam 4", evaluate(retriever, dataset, steps=steps, search="beam", beams=4))
-        fixed = None
-        for regime in args.regimes:
-            retriever = load_run(runs[regime, seed], dataset, cache_dir=cache)
-            result = add(regime, evaluate(retriever, dataset, steps=steps))
-            if fixed is None:  # gold is the first regime
-                fixed = reached_states(result.chains, dataset)
-            asked = ask(regime, retriever, fixed, dataset)
-            questions = fixed.states.question
-            for group, chosen in WRONG.items():
-                rows = chosen(fixed.wrong)
-                pool.add(regime, f"next step, {group} wrong", asked.success[rows], questions[rows])
-            wrong = fixed.wrong > 0
-            assert asked.deleted is not None
-            gain = asked.deleted[0].astype(np.float64) - asked.success[wrong]
-            pool.add(regime, "deletion gain", gain, questions[wrong])
-            print(f"measured: {spec}, {regime}, seed {seed}", file=sys.stderr, flush=True)
-    return pool
+    base = untrained_retriever(runs["gold"], dataset, cache)
+    add("untrained", evaluate(base, dataset, steps=steps))
+    add("untrained, single", evaluate(base, dataset, steps=steps, search="single"))
+    retriever = load_run(runs["gold"], dataset, cache_dir=cache)
+    add("gold, beam 4", evaluate(retriever, dataset, steps=steps, search="beam", beams=4))
+    fixed = None
+    for regime, run in runs.items():
+        retriever = load_run(run, dataset, cache_dir=cache)
+        result = add(regime, evaluate(retriever, dataset, steps=steps))
+        if fixed is None:  # gold is the first regime
+            fixed = reached_states(result.chains, dataset)
+        asked = ask(regime, retriever, fixed, dataset)
+        questions = fixed.states.question
+        for group, chosen in WRONG.items():
+            rows = chosen(fixed.wrong)
+            figures[regime, f"next step, {group} wrong"] = asked.success[rows], questions[rows]
+        wrong = fixed.wrong > 0
+        assert asked.deleted is not None
+        gain = asked.deleted[0].astype(np.float64) - asked.success[wrong]
+        figures[regime, "deletion gain"] = gain, questions[wrong]
+        print(f"measured: {spec}, {regime}, seed {seed}", file=sys.stderr, flush=True)
+    return figures
+
+
+def measure_once(spec: str, seed: int, runs: dict[str, Path], args: argparse.Namespace) -> Figures:
+    """Return what ``measure`` found, from the file that an earlier call has left where there is one."""
+    asked = hashlib.sha256(json.dumps([spec, {regime: run.name for regime, run in runs.items()}]).encode()).hexdigest()
+    file = args.runs / "figures" / f"{asked[:16]}-{seed}.npz"
+    if not file.is_file():
+        torch.set_num_threads(threads(args))
+        found = measure(spec, seed, runs, args.runs / "embeddings")
+        arrays = {f"{name}|{what}|{i}": pair[i] for (name, what), pair in found.items() for i in range(2)}
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, lambda stream: np.savez(stream, **arrays))  # type: ignore[arg-type]
+    with np.load(file) as kept:
+        keys = dict.fromkeys(tuple(key.split("|")[:2]) for key in kept.files)
+        return {(name, what): (kept[f"{name}|{what}|0"], kept[f"{name}|{what}|1"]) for name, what in keys}
 
 
 def report(pool: Pool, seeds: list[int]) -> tuple[str, dict[str, Any]]:
@@ -132,7 +166,12 @@ def main() -> None:
     add("--seeds", nargs="+", type=int, default=[1, 101, 201])
     add("--runs", type=Path, required=True, help="folder of the runs; give each comparison its own")
     add("--flags", default="", help="of agents/infonce.py, for all runs")
-    add("--jobs", type=int, default=1, help="seeds trained at the same time, which share the processor's cores")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        help="seeds trained or measured at the same time, which share the processor's cores",
+    )
     add("--train-only", action="store_true", help="train these seeds and measure nothing, for several calls at a time")
     add("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
@@ -144,7 +183,13 @@ def main() -> None:
         return
     figures: dict[str, Any] = {"flags": args.flags, "seeds": args.seeds, "cost": {}, "environments": {}}
     for spec in args.eval_envs or [environment_spec(args.env, args.env_kwargs)]:
-        text, figures["environments"][spec] = report(measure(spec, runs, args), args.seeds)
+        pool = Pool()
+        seeds = [{regime: runs[regime, seed] for regime in args.regimes} for seed in args.seeds]
+        with ProcessPoolExecutor(args.jobs, get_context("spawn")) as workers:
+            for found in workers.map(measure_once, repeat(spec), args.seeds, seeds, repeat(args)):
+                for (name, what), (values, questions) in found.items():
+                    pool.add(name, what, values, questions)
+        text, figures["environments"][spec] = report(pool, args.seeds)
         print(f"\n{spec}, dev\n{text}", flush=True)
     rows = [["regime", "minutes", "in rollouts", "in mining", "peak memory, GB"]]
     for regime in args.regimes:
