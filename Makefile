@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-slow lint format bench
+.PHONY: help install demo test test-slow lint format docs bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version) is too old: retrieval_gym needs Python 3.10 or newer; run make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' || $(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install -e '.[all,examples,test,dev]'
+	$(BIN)/python -m pip install -e '.[all,examples,test,dev,docs]'
 	touch $@
 
 demo: $(STAMP)  ## train a small agent on generated questions and show it before and after
@@ -40,6 +40,9 @@ lint: $(STAMP)  ## check style and types
 format: $(STAMP)  ## put the code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## build the documentation into site/
+	$(BIN)/python -m mkdocs build --strict
 
 # Not gpu_check.py, which needs a GPU, nor the comparisons of trainings, which take hours; leaderboard.py measures nothing.
 bench: $(STAMP)  ## measure speed and memory on this machine

@@ -16,7 +16,7 @@ AGENTS = sorted((ROOT / "agents").glob("*.py"))
 SCRIPTS = [*AGENTS, *sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".cff", ".cfg", ".txt", ".json", ".jsonl"}
 TEXT_NAMES = {"Makefile", "LICENSE", "run", ".gitignore"}
-SKIPPED = re.compile(r"^(\.venv|\.git|\..*_cache|\.hypothesis|\.cache|build|dist|runs|.*\.egg-info|__pycache__)$")
+SKIPPED = re.compile(r"^(\.venv|\.git|\..*_cache|\.hypothesis|\.cache|build|dist|site|runs|.*\.egg-info|__pycache__)$")
 
 
 def repository_files():
