@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 BEAMS = 4  # the on-policy paper's number
+MOST_CANDIDATES = 2**24  # in the pools of one batch, whatever its size in questions: a long document has half a million
 
 # What a walk over one batch returns: picked, scores, step_ids, step_scores and searches of ``Chains``.
 Walked: TypeAlias = "tuple[Ids, Scores, Ids, Scores, Ids]"
@@ -188,6 +189,7 @@ def _play(
             f"{len(questions)} questions, {steps} steps, batch size {size}, depth {depth}: each must be at least 1"
         )
     search = Searcher(retriever, depth, len(dataset.corpus))
+    size = max(1, min(size, MOST_CANDIDATES // (dataset.max_pool or 1)))
     starts = range(0, len(questions), size)
     parts = [walk(search, mdp.dataset_states(dataset, questions[i : i + size], steps)) for i in starts]
     picked, scores, step_ids, step_scores, searches = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))

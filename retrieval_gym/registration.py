@@ -26,6 +26,18 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "ChainRetrieval-SciFact-v0": {"dataset": "scifact", **ONE_STEP},
     "ChainRetrieval-MSMARCO-v0": {"dataset": "msmarco", **ONE_STEP},
     "ChainRetrieval-BEIR-v0": {"dataset": "beir", **ONE_STEP},
+    # A document of its own for each question, mixed anew for each episode.
+    "ChainRetrieval-BabiLongQA1-v0": {"dataset": "babilong-qa1", "max_steps": 4},
+    "ChainRetrieval-BabiLongQA2-v0": {"dataset": "babilong-qa2", "max_steps": 4},
+    "ChainRetrieval-BabiLongQA3-v0": {"dataset": "babilong-qa3", "max_steps": 4},
+    "ChainRetrieval-BabiLongQA4-v0": {"dataset": "babilong-qa4", "max_steps": 4},
+    "ChainRetrieval-BabiLongQA5-v0": {"dataset": "babilong-qa5", "max_steps": 4},
+    "ChainRetrieval-NIAHSingle-v0": {"dataset": "niah-single", "max_steps": 4},
+    "ChainRetrieval-NIAHMultiKey-v0": {"dataset": "niah-multikey", "max_steps": 4},
+    "ChainRetrieval-NIAHMultiValue-v0": {"dataset": "niah-multivalue", "max_steps": 4},
+    "ChainRetrieval-NIAHMultiQuery-v0": {"dataset": "niah-multiquery", "max_steps": 4},
+    "ChainRetrieval-RulerQA1-v0": {"dataset": "ruler-qa1", "max_steps": 4},
+    "ChainRetrieval-RulerQA2-v0": {"dataset": "ruler-qa2", "max_steps": 4},
     "ChainRetrieval-Custom-v0": {"dataset": "custom", "max_steps": 4},
 }
 

@@ -261,6 +261,16 @@ def test_the_batch_and_the_depth_change_nothing():
         assert_array_equal(final_ranking(whole, depth), final_ranking(other, depth))
 
 
+@pytest.mark.parametrize(("most", "batches"), [(2.5, [2] * 5), (0.5, [1] * 10)])
+def test_large_pools_make_small_batches(most, batches, monkeypatch):
+    dataset = large(pool=True).select(range(10))
+    whole = greedy_chain(Drawn(dataset, GRIDS["fine"], 1), dataset, np.arange(10), 1)
+    monkeypatch.setattr("retrieval_gym.chains.MOST_CANDIDATES", int(most * dataset.max_pool))
+    retriever = Drawn(dataset, GRIDS["fine"], 1)
+    assert_array_equal(greedy_chain(retriever, dataset, np.arange(10), 1).picked, whole.picked)
+    assert retriever.calls == batches
+
+
 def test_bad_numbers_are_refused():
     retriever = RandomRetriever(FOUR)
     with pytest.raises(ValueError, match="beams is 0: keep at least 1 chain"):

@@ -8,7 +8,9 @@ from typing import Any
 
 from retrieval_gym.registration import ENVIRONMENTS
 
-TEXT_KEYS = frozenset({"dataset", "path", "corpus", "revision"})  # a folder may be called 123
+TEXT_KEYS = frozenset(
+    {"dataset", "path", "corpus", "revision", "background", "haystack", "tokenizer"}
+)  # a folder may be called 123
 # Parameters of gym.make and of the other functions that take the environment arguments.
 RESERVED_KEYS = frozenset({"id", "env_id", "name", "max_episode_steps", "disable_env_checker"})
 

@@ -70,6 +70,8 @@ def describe(env_id: str) -> dict[str, Any]:
     row |= {"id": env_id, "dataset": name or None, "steps": kwargs["max_steps"], "questions": {}, "passages": {}}
     if name == "synthetic":
         return row | _synthetic(form)
+    if name.startswith(("babilong-", "niah-")):
+        return row | {"found": "generated", "questions": _generated_documents(name), "licence": "MIT"}
     if source not in SOURCES:
         return row | {"found": "where path= says" if name else "what dataset= says"}
     row["licence"] = SOURCES[source].licence
@@ -104,6 +106,12 @@ def _synthetic(form: str) -> dict[str, Any]:
     if form == "pool":
         return row | {"pool": defaults["pool_size"]}
     return row | {"passages": dict.fromkeys(NUM_QUESTIONS, defaults["corpus_size"])}
+
+
+def _generated_documents(name: str) -> dict[str, int]:
+    from retrieval_gym.datasets import babilong, ruler
+
+    return dict((babilong if name.startswith("babilong-") else ruler).NUM_QUESTIONS)
 
 
 @cache

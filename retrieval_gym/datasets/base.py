@@ -144,9 +144,18 @@ class Corpus(Sequence[Passage]):
 
     @cached_property
     def canonical(self) -> Ids:
-        """For each id the lowest id of a passage with the same title and text, int64 of shape ``(len(self),)``."""
-        if not self._merge_duplicates:
-            return np.arange(len(self), dtype=np.int64)
+        """For each id the lowest id of a passage that counts as the same one, int64 of shape ``(len(self),)``.
+
+        That is the first of its copies, or the id itself where the corpus does not merge duplicates.
+        """
+        return self.first_copies if self._merge_duplicates else np.arange(len(self), dtype=np.int64)
+
+    @cached_property
+    def first_copies(self) -> Ids:
+        """For each id the lowest id of a passage with the same title and text, int64 of shape ``(len(self),)``.
+
+        Copies have one embedding, also where they count as different passages.
+        """
         first: dict[Passage, int] = {}
         return np.fromiter((first.setdefault(p, i) for i, p in enumerate(self)), np.int64, len(self))
 
@@ -203,7 +212,7 @@ class RetrievalDataset:
             raise ValueError(f"{where}: no question is left (dropped: {dict(self.dropped) or 'none'})")
         if self.pools is not None and len(self.pools) != len(self.questions):
             raise ValueError(f"{where}: {len(self.pools)} pools for {len(self.questions)} questions")
-        for i, question in enumerate(self.questions):
+        for question in self.questions:
             if not question.gold:
                 raise ValueError(f"{where}: question {question.id!r} has no gold passage; leave it out or add its gold")
             bad = [g for g in question.gold if not 0 <= g < len(self.corpus)]
@@ -212,8 +221,12 @@ class RetrievalDataset:
                     f"{where}: gold id {bad[0]} of question {question.id!r} is not in the corpus "
                     f"of {len(self.corpus)} passages"
                 )
-            if self.pools is not None:
-                self._check_pool(question, self.pools[i], where)
+        if self.pools is not None:
+            self._check_pools(self.pools, where)
+
+    def _check_pools(self, pools: Sequence[Ids], where: str) -> None:
+        for question, pool in zip(self.questions, pools, strict=True):
+            self._check_pool(question, pool, where)
 
     def _check_pool(self, question: Question, pool: Ids, where: str) -> None:
         if not isinstance(pool, np.ndarray) or pool.ndim != 1 or pool.dtype.kind not in "iu":

@@ -25,6 +25,17 @@ LOADERS = {
     "scifact": "retrieval_gym.datasets.beir:load_scifact",
     "msmarco": "retrieval_gym.datasets.beir:load_msmarco",
     "beir": "retrieval_gym.datasets.beir:load_beir",
+    "babilong-qa1": "retrieval_gym.datasets.babilong:load_qa1",
+    "babilong-qa2": "retrieval_gym.datasets.babilong:load_qa2",
+    "babilong-qa3": "retrieval_gym.datasets.babilong:load_qa3",
+    "babilong-qa4": "retrieval_gym.datasets.babilong:load_qa4",
+    "babilong-qa5": "retrieval_gym.datasets.babilong:load_qa5",
+    "niah-single": "retrieval_gym.datasets.ruler:load_niah_single",
+    "niah-multikey": "retrieval_gym.datasets.ruler:load_niah_multikey",
+    "niah-multivalue": "retrieval_gym.datasets.ruler:load_niah_multivalue",
+    "niah-multiquery": "retrieval_gym.datasets.ruler:load_niah_multiquery",
+    "ruler-qa1": "retrieval_gym.datasets.ruler:load_ruler_qa1",
+    "ruler-qa2": "retrieval_gym.datasets.ruler:load_ruler_qa2",
     "custom": "retrieval_gym.datasets.jsonl:load_custom",
 }
 
@@ -42,7 +53,8 @@ def load_dataset(name: str, split: str = "train", path: str | Path | None = None
             ``pool_size=``. Of several joined datasets each takes the options that it knows.
 
     Raises:
-        ValueError: when a name, the split or an option is unknown, a name occurs twice, or the data are malformed.
+        ValueError: when a name, the split or an option is unknown, a name occurs twice, the data are malformed, or
+            datasets cannot be joined.
         FileNotFoundError: when the data are nowhere; the message names every place searched and the remedy.
     """
     if split not in SPLITS:
@@ -79,8 +91,11 @@ def join_datasets(parts: list[RetrievalDataset]) -> RetrievalDataset:
     """Join datasets of the same split into one over the union of their corpora; equal passages become one.
 
     Raises:
-        ValueError: when some have pools and others do not.
+        ValueError: when some have pools and others do not, or one makes its documents on demand.
     """
+    made = [part.name for part in parts if type(part).pool is not RetrievalDataset.pool]
+    if made:
+        raise ValueError(f"cannot join {made[0]!r}: its documents are made on demand; play it alone")
     if len({part.pools is None for part in parts}) > 1:
         raise ValueError(f"cannot join {[p.name for p in parts]}: some have pools and others a whole corpus")
     index: dict[Passage, int] = {}

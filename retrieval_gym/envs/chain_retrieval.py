@@ -52,7 +52,8 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
 
     ## Starting State
     A question drawn uniformly from the split, nothing picked, `max_steps` steps left.
-    `reset(options={"question": i})` asks question `i` instead and leaves the generator as it was.
+    `reset(options={"question": i})` asks question `i` instead and draws none. Where documents are made on demand
+    (BabiLong, NIAH, RulerQA), each episode mixes its own from the generator, after the question.
 
     ## Rewards
     - `"complete"` (default): 1 at the pick that finds the last missing gold passage, else 0.
@@ -63,7 +64,8 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
       score.
     - any function `f(states, picks, dataset) -> float64 (B,)`, see `retrieval_gym.rewards`.
 
-    Gold passages count in any order. A passage with the same title and text as a gold passage counts as that passage.
+    Gold passages count in any order. A passage with the same title and text as a gold passage counts as that passage,
+    except in documents made on demand, where a passage is told by its position.
 
     ## Episode End
     - Termination: every gold passage is found (only with `stop_when_complete=True`).

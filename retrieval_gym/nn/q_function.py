@@ -59,7 +59,7 @@ class ActionVectors:
     def __init__(self, encoder: TextEncoder, store: TokenStore, vectors: NDArray[np.float32] | None = None) -> None:
         self._encoder = encoder
         self._store = store
-        self._canonical = store.dataset.corpus.canonical
+        self._first = store.dataset.corpus.first_copies
         size = len(store.dataset.corpus)
         self._known = np.full(size, vectors is not None)
         if vectors is None:
@@ -78,7 +78,7 @@ class ActionVectors:
     @torch.no_grad()
     def __call__(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the vectors of these ids (padding -1 gives an arbitrary one), ``ids.shape + (D,)``."""
-        ids = self._canonical[np.maximum(ids, 0)]
+        ids = self._first[np.maximum(ids, 0)]
         missing = np.unique(ids[~self._known[ids]])
         if len(missing):
             self._vectors[torch.from_numpy(missing)] = self._encoder.embed(self._store.actions(missing.tolist()))
