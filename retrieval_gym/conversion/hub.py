@@ -84,7 +84,6 @@ def from_hf(
                 answers = [answers] if isinstance(answers, str) else [str(answer) for answer in answers or []]
                 text = get_text(row, asked["question"], where)
                 kept.append(question_record(key, text, list(dict.fromkeys(gold)), answers, True, pool))
-    return collection
     drop_shared(collection)
     return collection
 
