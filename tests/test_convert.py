@@ -242,14 +242,18 @@ def test_saved_datasets_and_their_splits(tables, tmp_path, capsys):
     passages = datasets.Dataset.from_dict({"id": ["a", "b"], "text": ["one", "two"]})
     passages.save_to_disk(str(tmp_path / "passages"))
     splits = {
-        name: datasets.Dataset.from_dict({"id": [name], "question": [f"{name}?"], "gold_ids": [["b", "a"]]})
+        name: datasets.Dataset.from_dict(
+            {"id": [name, "s"], "question": [f"{name}?", "Shared?"], "gold_ids": [["b", "a"], ["a"]]}
+        )
         for name in ("train", "validation", "extra")
     }
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "asked"))
     arguments = ["--questions", tmp_path / "asked"]
     status, shown = convert(capsys, "hf", tmp_path / "passages", tmp_path / "out", *arguments)
     assert status == 0 and "left out 1 splits of other names than train, validation" in shown.out
-    assert [q.gold for q in load_dataset("custom", "dev", tmp_path / "out").questions] == [(1, 0)]
+    assert "left out 1 questions of train that another split asks too" in shown.out
+    assert [q.gold for q in load_dataset("custom", "train", tmp_path / "out").questions] == [(1, 0)]
+    assert [q.gold for q in load_dataset("custom", "dev", tmp_path / "out").questions] == [(1, 0), (0,)]
     status, shown = convert(capsys, "hf", tmp_path / "asked", tmp_path / "two", "--columns", "text=question")
     assert status == 2 and "name that of the passages, with --hf-split" in shown.err
     assert (
