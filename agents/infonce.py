@@ -166,6 +166,9 @@ class Args:
 
     epochs: int = 3
     """epochs (ours)"""
+    rounds: int = 1
+    """rounds an epoch: its questions are dealt into so many, and the current model walks those of a round before it
+    learns from them; with one epoch it then walks over questions that it has not learned from (ours)"""
     batch_size: int = 32
     """states an update (ours)"""
     learning_rate: float | None = None
@@ -191,8 +194,8 @@ class Args:
 def check_args(args: Args) -> None:
     """Raise ValueError for a number out of range, or a flag that would do nothing."""
     check_counts(
-        args, "epochs", "batch_size", "num_negatives", "negative_depth", "first_walker_epochs", "eval_questions",
-        "question_tokens", "passage_tokens", "lora_rank", "lora_alpha",
+        args, "epochs", "rounds", "batch_size", "num_negatives", "negative_depth", "first_walker_epochs",
+        "eval_questions", "question_tokens", "passage_tokens", "lora_rank", "lora_alpha",
     )  # fmt: skip
     check_shares(args, "final_learning_rate", "mix")
     check_sizes(args, "learning_rate", "weight_decay", "warmup_updates")
@@ -211,9 +214,11 @@ def check_args(args: Args) -> None:
     check_env_kwargs(args.env_kwargs)
 
 
-def walk(retriever: Retriever, envs: gym.vector.VectorEnv, dataset: RetrievalDataset, seed: int) -> mdp.States:
-    """Take greedy steps on every question; return the distinct states on the way that still miss a gold passage."""
-    obs, info = envs.reset(seed=seed, options={"question": np.arange(len(dataset))})
+def walk(
+    retriever: Retriever, envs: gym.vector.VectorEnv, dataset: RetrievalDataset, questions: Ids, seed: int
+) -> mdp.States:
+    """Take greedy steps on ``questions``, one a row; return the distinct states that still miss a gold passage."""
+    obs, info = envs.reset(seed=seed, options={"question": questions})
     visited, ended = [], np.zeros(1, bool)
     while not ended.any():
         states = states_from(obs, info)
@@ -362,11 +367,18 @@ def main(args: Args) -> Path:
     if train.pools is not None and (args.negatives, args.negative_depth) != (Args.negatives, Args.negative_depth):
         raise ValueError(f"{args.env} has pools, whose rest are the negatives: leave --negatives and their depth out")
 
-    # Environment: one row a training question, so that a walk is one episode of every row.
-    envs = gym.make_vec(
-        "ChainRetrieval-v0", num_envs=len(train), dataset=train, max_steps=max_steps, observation="ids",
-        stop_when_complete=False, autoreset_mode=gym.vector.AutoresetMode.DISABLED,
-    )  # fmt: skip
+    # Environments: one row a question of a round, so that a walk is one episode of every row.
+    if args.rounds > len(train):
+        raise ValueError(f"rounds is {args.rounds}: {len(train)} training questions cannot be dealt into so many")
+    order = np.random.default_rng(args.seed).permutation(len(train)) if args.rounds > 1 else np.arange(len(train))
+    deal = [np.sort(questions) for questions in np.array_split(order, args.rounds)]
+    envs = [
+        gym.make_vec(
+            "ChainRetrieval-v0", num_envs=len(questions), dataset=train, max_steps=max_steps, observation="ids",
+            stop_when_complete=False, autoreset_mode=gym.vector.AutoresetMode.DISABLED,
+        )
+        for questions in deal
+    ]  # fmt: skip
 
     # Networks: a frozen encoder of passages, embedded once, and a query side that starts from it.
     frozen = TextEncoder.load(args.encoder, device=device, layers=args.layers, autocast=args.autocast)
@@ -431,25 +443,26 @@ def main(args: Args) -> Path:
     roomy = gold[room_for_wrong(gold) > 0]
     if args.states.startswith("noise") and len(roomy) == 0:
         raise ValueError(f"--states {args.states}: max_steps={max_steps} leaves no history room for a wrong passage")
-    epoch_size = 2 * len(gold)
-    num_other = 0 if args.states == "gold" else round(args.mix * epoch_size)
-    if args.states != "gold" and num_other == 0:
-        raise ValueError(f"mix is {args.mix}: of {epoch_size} states an epoch that is not one; raise it")
-    batches = math.ceil(epoch_size / args.batch_size)
+    gold_rows = [np.flatnonzero(np.isin(gold.question, questions)) for questions in deal]
+    sizes = [2 * len(rows) for rows in gold_rows]
+    others = [0 if args.states == "gold" else round(args.mix * size) for size in sizes]
+    if args.states != "gold" and min(others) == 0:
+        raise ValueError(f"mix is {args.mix}: of the {min(sizes)} states of a round that is not one; raise it")
+    batches = [math.ceil(size / args.batch_size) for size in sizes]
     gold_examples = examples(gold)
 
     known = fingerprints(frozen, dataset, reported)
     run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "infonce", args.seed, asdict(args))
     run.lock()
     print(
-        f"run {run.directory} on {device}: {'LoRA' if lora else 'all weights'}, {args.epochs} epochs of {epoch_size} "
-        f"states, {num_other} of them beside the gold histories"
+        f"run {run.directory} on {device}: {'LoRA' if lora else 'all weights'}, {args.epochs} epochs of {sum(sizes)} "
+        f"states, {sum(others)} of them beside the gold histories"
     )
-    first_epoch, best = 0, [-1.0, -1.0]
+    first_part, best = 0, [-1.0, -1.0]
 
-    def checkpoint(epoch: int) -> dict[str, Any]:
+    def checkpoint(part: int) -> dict[str, Any]:
         return {
-            "epoch": epoch, "best": best, "query": trained_state(learner.encoder), "rng": rng_state(),
+            "part": part, "best": best, "query": trained_state(learner.encoder), "rng": rng_state(),
             "optimizer": learner.optimizer.state_dict(), "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
@@ -459,7 +472,7 @@ def main(args: Args) -> Path:
         learner.encoder.load_state_dict(state["query"], strict=False)
         learner.optimizer.load_state_dict(state["optimizer"])
         set_rng_state(state["rng"])
-        first_epoch, best, untrained = state["epoch"], state["best"], state["untrained"]
+        first_part, best, untrained = state["part"], state["best"], state["untrained"]
     else:
         untrained = {
             spec: untrained_values(spec, score(frozen, asked, steps, args.eval_questions), METRICS)
@@ -483,75 +496,81 @@ def main(args: Args) -> Path:
         return load_run_encoder(run, "first_walker", device)
 
     current = retriever(learner.encoder, train)
-    started = time.monotonic()
-    reached = other = None
-    for epoch in range(first_epoch, args.epochs):
-        guide = current
-        if args.states in WALKED and reached is None and (epoch == 0 or args.states != "on-policy"):
-            guide = retriever(first_walker(), train)
-        epoch_started = time.monotonic()
+    started, learned_before = time.monotonic(), 0
+    reached: dict[int, mdp.States] = {}
+    other: dict[int, Examples] = {}
+    for part in range(first_part, args.epochs * args.rounds):
+        epoch, round_ = divmod(part, args.rounds)
+        part_started = time.monotonic()
 
         # Walk.
-        if args.states == "on-policy" or (args.states in WALKED and reached is None):
-            reached = walk(guide, envs, train, args.seed)
+        if args.states == "on-policy" or (args.states in WALKED and round_ not in reached):
+            first = part == 0 or args.states != "on-policy"
+            guide = retriever(first_walker(), train) if first else current
+            reached[round_] = walk(guide, envs[round_], train, deal[round_], args.seed)
         walked = time.monotonic()
 
         # Sample what stands beside the gold histories. A model that misses nothing leaves only these.
-        if num_other and (other is None or args.states in RESAMPLED):
-            rng = np.random.default_rng((args.seed, epoch if args.states in RESAMPLED else 0, 1))
+        own = gold_rows[round_]
+        if others[round_] and (round_ not in other or args.states in RESAMPLED):
+            rng = np.random.default_rng((args.seed, part if args.states in RESAMPLED else round_, 1))
             if args.states.startswith("noise"):
-                base = roomy[spread(len(roomy), num_other, rng)]
+                base = roomy[np.isin(roomy.question, deal[round_])]
+                base = base[spread(len(base), others[round_], rng)]
                 sampled = noise_states(base, of_question(base), rng)
             else:
-                source = reached if len(reached) else gold
-                sampled = source[spread(len(source), num_other, rng)]
-            other = examples(sampled)
+                source = reached[round_] if len(reached[round_]) else gold[own]
+                sampled = source[spread(len(source), others[round_], rng)]
+            other[round_] = examples(sampled)
         mined = time.monotonic()
 
         # Learn.
-        rng = np.random.default_rng((args.seed, epoch))
-        chosen = gold_examples[spread(len(gold), epoch_size - num_other, rng)]
-        if other is not None:
-            chosen = chosen + other
-        done = epoch * epoch_size
+        rng = np.random.default_rng((args.seed, part))
+        chosen = gold_examples[own[spread(len(own), sizes[round_] - others[round_], rng)]]
+        if round_ in other:
+            chosen = chosen + other[round_]
+        done = epoch * sum(sizes) + sum(sizes[:round_])
         values = learner.epoch(
-            chosen, rng, epoch * batches, args.epochs * batches,
-            lambda states, shown, done=done: run.progress(done + states, args.epochs * epoch_size, shown),
+            chosen, rng, epoch * sum(batches) + sum(batches[:round_]), args.epochs * sum(batches),
+            lambda states, shown, done=done: run.progress(done + states, args.epochs * sum(sizes), shown),
         )  # fmt: skip
         learned = time.monotonic()
+        learned_before += len(chosen)
 
         # Log, select, keep.
         selected = score(learner.encoder, selection, max_steps)
         wrong = chosen.states.count > mdp.found_gold(chosen.states, train).sum(axis=1)
+        beside = others[round_]
         values |= {
             "charts/states": len(chosen), "charts/distinct_states": len(chosen.states.distinct()[0]),
-            "charts/wrong_share": float(wrong[len(chosen) - num_other :].mean()) if num_other else 0.0,
-            "charts/rollout_share": (walked - epoch_started) / (learned - epoch_started),
-            "charts/mining_share": (mined - walked) / (learned - epoch_started),
-            "charts/epoch_seconds": learned - epoch_started,
-            "charts/SPS": (epoch + 1 - first_epoch) * epoch_size / (time.monotonic() - started),
+            "charts/wrong_share": float(wrong[len(chosen) - beside :].mean()) if beside else 0.0,
+            "charts/rollout_share": (walked - part_started) / (learned - part_started),
+            "charts/mining_share": (mined - walked) / (learned - part_started),
+            "charts/epoch_seconds": learned - part_started,
+            "charts/SPS": learned_before / (time.monotonic() - started),
             **{f"eval/{metric}": selected.mean(metric) for metric in METRICS},
         }  # fmt: skip
-        if reached is not None:
-            values["charts/reached"] = len(reached)
+        if round_ in reached:
+            values["charts/reached"] = len(reached[round_])
         if worth(selected) > best:
             best = worth(selected)
-            run.save("best", {"query": trained_state(learner.encoder), "epoch": epoch + 1})
-        run.log(values, (epoch + 1) * epoch_size)
-        run.save("last", checkpoint(epoch + 1))
+            run.save("best", {"query": trained_state(learner.encoder), "epoch": (part + 1) / args.rounds})
+        run.log(values, done + sizes[round_])
+        run.save("last", checkpoint(part + 1))
         print(
             "\n" * sys.stdout.isatty()
-            + f"epoch {epoch + 1} of {args.epochs}: "
+            + f"epoch {(part + 1) / args.rounds:.3g} of {args.epochs}: "
             + ", ".join(f"{name.rpartition('/')[2]} {value:.4g}" for name, value in values.items()),
             flush=True,
         )
-    envs.close()
+    for each in envs:
+        each.close()
 
     # Report the selected epoch beside the untrained encoder, question by question, with the encoder that is saved.
     kept = run.load("best", map_location=device)
     learner.encoder.load_state_dict(kept["query"], strict=False)
     query_encoder = merge_lora(learner.encoder) if lora else learner.encoder
-    tell_selected(f"epoch {kept['epoch']}", select_by, best[0], selection)
+    tell_selected(f"epoch {kept['epoch']:.3g}", select_by, best[0], selection)
     report = {
         spec: report_difference(
             spec, args.eval_split, steps, untrained[spec], score(query_encoder, asked, steps, args.eval_questions)

@@ -236,7 +236,7 @@ def test_a_walk_keeps_each_state_that_still_misses_gold_once(infonce, dataset):
         stop_when_complete=False, autoreset_mode="Disabled",
     )  # fmt: skip
     for _ in range(2):
-        reached = infonce.walk(retriever, envs, dataset, seed=0)
+        reached = infonce.walk(retriever, envs, dataset, np.arange(len(dataset)), seed=0)
         assert as_set(reached) == Counter(expected)
     assert (reached.pool is None) == (dataset.pools is None)
 
@@ -282,6 +282,28 @@ def test_every_regime_has_the_same_budget_and_keeps_the_gold_half(infonce, args,
         assert ("charts/reached" in line) == (regime in infonce.WALKED)
 
 
+@pytest.mark.parametrize("regime", REGIMES)
+def test_rounds_deal_the_questions_and_walk_before_they_learn(infonce, args, epochs, walks, regime):
+    infonce.main(args(states=regime, rounds=3, **({"first_walker_epochs": 1} if regime in infonce.WALKED else {})))
+    parts = epochs[1 if regime in infonce.WALKED else 0 :]
+    assert len(parts) == 6
+    train = parts[0][0].store.dataset
+    golds = [as_set(examples.states[np.arange(len(examples) // 2)]) for _, examples, _ in parts]
+    asked = [set(examples.states.question.tolist()) for _, examples, _ in parts]
+    assert sum(golds[:3], Counter()) == as_set(gold_states(train, 4)) and golds[:3] == golds[3:]
+    assert asked[:3] == asked[3:] and sum(map(len, asked[:3])) == len(set.union(*asked)) == len(train)
+    again = [as_set(examples.states) for _, examples, _ in parts]
+    assert (again[:3] == again[3:]) == (regime in ("gold", "noise", "once"))
+    weights = [before for _, _, before in parts]
+    assert len(set(weights)) == 6
+    if regime == "on-policy":
+        assert [walker for walker, _ in walks[1:]] == weights[1:] and walks[0][0] != weights[0]
+    elif regime in infonce.WALKED:
+        assert len(walks) == 3 and len({walker for walker, _ in walks}) == 1
+    for (_, reached), questions in zip(walks, asked, strict=False):
+        assert set(reached.question.tolist()) <= questions
+
+
 @pytest.mark.parametrize("mix", [0.25, 1.0])
 def test_the_mix_is_the_share_of_other_states(infonce, args, epochs, mix):
     infonce.main(args(states="noise-resampled", mix=mix, epochs=1))
@@ -318,7 +340,7 @@ def test_the_first_walker_is_a_gold_trained_run_and_can_be_given(infonce, args, 
 
 
 def test_a_model_that_misses_nothing_trains_on_gold_histories(infonce, args, epochs, monkeypatch):
-    monkeypatch.setattr(infonce, "walk", lambda retriever, envs, dataset, seed: gold_states(dataset, 4)[[]])
+    monkeypatch.setattr(infonce, "walk", lambda retriever, envs, dataset, questions, seed: gold_states(dataset, 4)[[]])
     infonce.main(args(first_walker_epochs=1, epochs=1))
     learner, examples, _ = epochs[-1]
     gold = as_set(gold_states(learner.store.dataset, 4))
@@ -503,8 +525,17 @@ def test_beyond_the_limit_adapters_are_the_default(infonce, args, monkeypatch):
         (dict(states="once-resampled", first_walker_epochs=1, lora=True, lora_dropout=0.3), 9),
         (dict(states="noise", schedule="cosine", warmup_updates=2), 9),
         (dict(states="once", first_walker_epochs=1), 2),
+        (dict(states="on-policy", rounds=3, first_walker_epochs=1), 19),
+        (dict(states="once", rounds=3, first_walker_epochs=1), 15),
     ],
-    ids=["in the second epoch", "after the first walk", "without a walk", "in the first walker's training"],
+    ids=[
+        "in the second epoch",
+        "after the first walk",
+        "without a walk",
+        "in the first walker's training",
+        "in a later round",
+        "in a round of the second epoch",
+    ],
 )
 def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(infonce, args, monkeypatch, tmp_path, changes, calls):
     whole = infonce.main(args(epochs=3, runs=str(tmp_path / "whole"), **changes))
@@ -537,7 +568,7 @@ def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(infonce, args, m
     for line in ours + theirs:
         for name in CLOCK:
             del line[name]
-    assert ours == theirs and len(ours) == 3
+    assert ours == theirs and len(ours) == 3 * changes.get("rounds", 1)
     reports = [json.loads((run / "eval.json").read_text()) for run in (folder, whole)]
     for report in reports:
         for entry in report.values():
@@ -587,6 +618,8 @@ def test_on_policy_training_learns_to_follow_names(infonce, tmp_path):
         (["--lora", "--lora-targets", "nope"], "nope"),
         (["--lora", "--no-train-embeddings"], "--no-train-embeddings is for --full"),
         (["--selection-share", "0"], "selection_share is 0.0"),
+        (["--rounds", "0"], "rounds"),
+        (["--rounds", "999"], "cannot be dealt into so many"),
         (["--env", "ChainRetrieval-Synthetic-v0", "--env-kwargs", "num_questions=9", "--negatives", "per-question"],
          "has pools, whose rest are the negatives"),
         (["--resume", "no/such/run"], "no run folder no/such/run"),
