@@ -137,19 +137,31 @@ def is_legal(states: States, ids: Ids) -> Bools:
     return (ids >= 0) & ~(states.picked == ids[:, None]).any(axis=1)
 
 
+def advance(states: States, picks: Ids, count: Ids) -> None:
+    """Take a step in place: every transition is this one.
+
+    Args:
+        states: the states, each with a step left.
+        picks: legal corpus ids, or -1, which uses the step and picks nothing; int64 ``(B,)``.
+        count: ``states.count``.
+    """
+    # The slot past the last pick is free and holds -1, which is what picking nothing leaves there.
+    states.picked[np.arange(len(picks)), count] = picks
+    np.subtract(states.steps_left, 1, out=states.steps_left)
+
+
 def step(states: States, ids: Ids) -> States:
     """Pick one passage a row and return the next states.
 
     A pick that is not legal (-1 or picked before) uses a step and picks nothing. ``states`` is left unchanged.
 
     Args:
-        states: the states before.
+        states: the states before, each with a step left.
         ids: corpus ids to pick, int64 ``(B,)``.
     """
-    rows = np.flatnonzero(is_legal(states, ids))
-    picked = states.picked.copy()
-    picked[rows, states.count[rows]] = ids[rows]
-    return replace(states, picked=picked, steps_left=states.steps_left - 1)
+    after = replace(states, picked=states.picked.copy(), steps_left=states.steps_left.copy())
+    advance(after, np.where(is_legal(states, ids), ids, -1), states.count)
+    return after
 
 
 def found_gold(states: States, dataset: RetrievalDataset) -> Bools:
@@ -157,6 +169,12 @@ def found_gold(states: States, dataset: RetrievalDataset) -> Bools:
     gold = dataset.gold[states.question]
     picked = np.where(states.picked >= 0, dataset.corpus.canonical[states.picked], -2)  # -2 equals no padding
     return (gold[:, :, None] == picked[:, None, :]).any(axis=2)
+
+
+def is_gold(question: Ids, ids: Ids, dataset: RetrievalDataset) -> Bools:
+    """Say which gold passage of its question each id is, or a copy of: bool ``(B, max_gold)``; -1 is none."""
+    canonical = np.where(ids >= 0, dataset.corpus.canonical[ids], -2)  # -2 equals no padding
+    return dataset.gold[question] == canonical[:, None]
 
 
 def is_complete(states: States, dataset: RetrievalDataset) -> Bools:

@@ -7,6 +7,7 @@ by a model have a name of two parts, ``"reranker:PATH"`` or ``"answer:READER"``;
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -21,41 +22,45 @@ if TYPE_CHECKING:
 Reward = Callable[[mdp.States, NDArray[np.int64], "RetrievalDataset"], NDArray[np.float64]]
 
 
-def _found(
-    states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Say which gold is found before and after the picks, and which places hold any; each bool ``(B, max_gold)``."""
-    gold = dataset.gold[states.question]
-    before = mdp.found_gold(states, dataset)
-    picked = np.where(picks >= 0, dataset.corpus.canonical[picks], -2)  # -2 equals no gold, nor its padding
-    return before, before | (gold == picked[:, None]), gold >= 0
+Counts = NDArray[np.int64]
 
 
-def complete(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
-    """Pay 1 at the pick that finds the last missing gold passage, else 0 (Q-RAG, section 3)."""
-    before, after, gold = _found(states, picks, dataset)
-    return ((after == gold).all(axis=1) & (before != gold).any(axis=1)).astype(np.float64)
+@dataclass(frozen=True)
+class GoldReward:
+    """A reward that depends on numbers of passages alone: who plays the game has them already.
+
+    Attributes:
+        pay: ``f(before, after, gold, picked) -> (B,)``; each argument is int64 ``(B,)``: gold passages found before and
+            after the pick, gold passages of the question, passages picked before.
+    """
+
+    pay: Callable[[Counts, Counts, Counts, Counts], NDArray]
+
+    def __call__(self, states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
+        """Return the reward of each pick, float64 ``(B,)``."""
+        found = mdp.found_gold(states, dataset)
+        after = found | mdp.is_gold(states.question, picks, dataset)
+        gold = dataset.num_gold[states.question]
+        return self.pay(found.sum(axis=1), after.sum(axis=1), gold, states.count).astype(np.float64)
 
 
-def recall(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
-    """Pay each new gold passage its share, so that an episode's return is its recall."""
-    before, after, gold = _found(states, picks, dataset)
-    return (after & ~before).sum(axis=1) / gold.sum(axis=1)
+def _complete(before: Counts, after: Counts, gold: Counts, picked: Counts) -> NDArray[np.bool_]:
+    return (after == gold) & (before < gold)
 
 
-def gold(states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset) -> NDArray[np.float64]:
-    """Pay 1 for each new gold passage, whatever the number of hops."""
-    before, after, _ = _found(states, picks, dataset)
-    return (after & ~before).sum(axis=1).astype(np.float64)
+complete = GoldReward(_complete)
+"""Pay 1 at the pick that finds the last missing gold passage, else 0 (Q-RAG, section 3)."""
 
+recall = GoldReward(lambda before, after, gold, picked: (after - before) / gold)
+"""Pay each new gold passage its share, so that an episode's return is its recall."""
 
-def complete_with_length_penalty(
-    states: mdp.States, picks: NDArray[np.int64], dataset: RetrievalDataset
-) -> NDArray[np.float64]:
-    """Pay ``0.5 + 0.5 * |gold| / |picked|`` at the pick that finds the last gold passage (the released Q-RAG code)."""
-    gold = (dataset.gold[states.question] >= 0).sum(axis=1)
-    return complete(states, picks, dataset) * (0.5 + 0.5 * gold / (states.count + 1))
+gold = GoldReward(lambda before, after, gold, picked: after - before)
+"""Pay 1 for each new gold passage, whatever the number of hops."""
 
+complete_with_length_penalty = GoldReward(
+    lambda before, after, gold, picked: _complete(before, after, gold, picked) * (0.5 + 0.5 * gold / (picked + 1))
+)
+"""Pay ``0.5 + 0.5 * |gold| / |picked|`` at the pick that finds the last gold passage (the released Q-RAG code)."""
 
 REWARDS: dict[str, Reward] = {
     "complete": complete,

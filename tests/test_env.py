@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval_gym import RetrievalDataset
+from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.envs import ChainRetrievalEnv
 from retrieval_gym.registration import ENVIRONMENTS
 
@@ -267,3 +267,36 @@ def test_maskable_ppo_learns_from_action_masks_without_an_invalid_pick(pool_data
     model = sb3_contrib.MaskablePPO("MultiInputPolicy", env, n_steps=64, batch_size=32, n_epochs=1, seed=0)
     model.learn(128)
     assert env.invalid == 0 and model.num_timesteps == 128
+
+
+def test_what_an_episode_keeps_beside_its_state_is_what_follows_from_it(dataset):
+    """The masks and counts that steps keep up to date, against those that mdp works out from the state alone."""
+    env = ChainRetrievalEnv(dataset, max_steps=4, stop_when_complete=False)
+    rng = np.random.default_rng(0)
+    for question in [*range(len(dataset))] * 8:
+        env.reset(options={"question": question})
+        replayed = env.states
+        for _ in range(4):
+            action = rng.integers(env.action_space.n)
+            replayed = mdp.step(replayed, mdp.action_ids(replayed, np.array([action])))
+            observation, _, _, _, info = env.step(action)
+            for mine, theirs in zip(vars(env.states).values(), vars(replayed).values(), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            found = mdp.found_gold(replayed, dataset)
+            assert info["gold_found"] == found.sum() and info["complete"] == mdp.is_complete(replayed, dataset)[0]
+            np.testing.assert_array_equal(env.action_masks(), mdp.action_mask(replayed, env.action_space.n)[0])
+            assert (observation["picked"] >= 0).sum() == replayed.count[0]
+
+
+def test_a_reward_function_may_keep_the_states_that_it_saw(pool_dataset):
+    seen = []
+
+    def reward(states, picks, dataset):
+        seen.append(states)
+        return np.zeros(len(picks))
+
+    env = ChainRetrievalEnv(pool_dataset, reward=reward, stop_when_complete=False)
+    env.reset(options={"question": 0})
+    for action in (0, 1, 2):
+        env.step(action)
+    assert [states.count[0] for states in seen] == [0, 1, 2] and [states.steps_left[0] for states in seen] == [4, 3, 2]

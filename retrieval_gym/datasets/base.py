@@ -281,6 +281,11 @@ class RetrievalDataset:
         return self._gold_and_grades[0]
 
     @cached_property
+    def num_gold(self) -> Ids:
+        """Number of distinct gold passages of each question, int64 of shape ``(len(self),)``."""
+        return (self.gold >= 0).sum(axis=1)
+
+    @cached_property
     def grades(self) -> Ids:
         """Grade of each passage of ``gold``, int64 of the same shape, padded with 0; of copies the largest counts."""
         return self._gold_and_grades[1]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset
-from retrieval_gym.envs.game import Episodes, Game, copy_states, single_info, split_observations
+from retrieval_gym.envs.episodes import Episodes, copy_states, single_info, split_observations
+from retrieval_gym.envs.game import Game
 from retrieval_gym.rendering import budget_line, ending_lines, pick_lines, question_line, transcript, use_colour
 from retrieval_gym.rewards import Reward
 
@@ -193,10 +194,10 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
             raise gym.error.ResetNeeded("the episode has ended: call reset() before the next step()")
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r} is outside {self.action_space}: take a whole number inside it")
-        self._episode, rewards, ended = self._game.step(episode, np.array([action], np.int64))
+        rewards, ended = self._game.step(episode, np.array([action], np.int64))
         self._ended = bool(ended[0])
         if self.render_mode == "human":
-            self._print_step(self._episode)
+            self._print_step(episode)
         observation, info = self._observe()
         return observation, float(rewards[0]), self._ended, False, info
 

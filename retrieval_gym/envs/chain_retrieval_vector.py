@@ -16,15 +16,9 @@ from numpy.typing import NDArray
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.envs.chain_retrieval import ChainRetrievalEnv
-from retrieval_gym.envs.game import (
-    Episodes,
-    Game,
-    check_bools,
-    check_keys,
-    check_options,
-    copy_states,
-    split_observations,
-)
+from retrieval_gym.envs.episodes import Episodes, copy_states, split_observations, spread_infos
+from retrieval_gym.envs.game import Game, check_options
+from retrieval_gym.envs.saving import check_bools, check_keys, restore_episodes, save_episodes
 from retrieval_gym.mdp import Bools
 from retrieval_gym.rendering import transcript, use_colour
 from retrieval_gym.rewards import Reward
@@ -176,7 +170,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             self.render()
         reset = np.zeros(self.num_envs, bool)
         reset[rows] = True
-        return self._game.observations(self._episodes), _masked(self._game.infos(fresh), reset)
+        return self._game.observations(self._episodes), spread_infos(self._game.infos(self._episodes), reset)
 
     def _row_seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
@@ -221,10 +215,10 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         actions = np.asarray(actions)
         if actions.dtype.kind not in "iu" or actions.shape != (self.num_envs,):
             raise ValueError(f"actions must be {self.num_envs} whole numbers, got {actions!r}")
-        restart = np.flatnonzero(self._ended)
+        restart = self._ended.nonzero()[0]
         if not len(restart):
             self._game.check_actions(actions, self.single_action_space)
-            self._episodes, rewards, ended = self._game.step(episodes, actions.astype(np.int64))
+            rewards, ended = self._game.step(episodes, actions.astype(np.int64))
         elif self.autoreset_mode == AutoresetMode.NEXT_STEP:
             rewards, ended = self._step_or_restart(episodes, actions, restart)
         else:
@@ -236,13 +230,14 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             self.render()
         infos: dict[str, Any] = {}
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            if ended.any():
-                infos = self._restart(ended)
+            rows = ended.nonzero()[0]
+            if len(rows):
+                infos = self._restart(rows, ended)
             self._ended = np.zeros(self.num_envs, bool)
         else:
             self._ended = ended.copy()
-        infos |= _masked(self._game.infos(self._current()), np.ones(self.num_envs, bool))
-        return self._game.observations(self._current()), rewards, ended, np.zeros(self.num_envs, bool), infos
+        infos |= spread_infos(self._game.infos(episodes))
+        return self._game.observations(episodes), rewards, ended, np.zeros(self.num_envs, bool), infos
 
     def lookahead(self, actions: NDArray[np.int64]) -> tuple[mdp.States, NDArray[np.float64], NDArray[np.bool_]]:
         """Say what each of several actions would lead to, as ``step`` would; no episode moves.
@@ -265,7 +260,8 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             raise gym.error.ResetNeeded(f"the episodes of rows {np.flatnonzero(self._ended).tolist()[:8]} have ended")
         self._game.check_actions(actions, self.single_action_space)
         rows = np.repeat(np.arange(self.num_envs), actions.shape[1])
-        after, rewards, ended = self._game.step(episodes[rows], actions.astype(np.int64).ravel())
+        after = episodes[rows]
+        rewards, ended = self._game.step(after, actions.astype(np.int64).ravel())
         return after.states, rewards.reshape(actions.shape), ended.reshape(actions.shape)
 
     def _step_or_restart(
@@ -276,19 +272,21 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         rows = np.flatnonzero(~self._ended)
         if len(rows):
             self._game.check_actions(actions[rows], self.single_action_space)
-            stepped, rewards[rows], ended[rows] = self._game.step(episodes[rows], actions[rows].astype(np.int64))
+            stepped = episodes[rows]
+            rewards[rows], ended[rows] = self._game.step(stepped, actions[rows].astype(np.int64))
             episodes.put(rows, stepped)
-        episodes.put(restart, self._game.start(self._rngs(restart)))
+        self._game.restart(episodes, restart, self._rngs(restart))
         return rewards, ended
 
-    def _restart(self, ended: Bools) -> dict[str, Any]:
-        """Begin an episode where one has ended and return the last observations and infos of those rows."""
-        episodes, rows = self._current(), np.flatnonzero(ended)
-        final = episodes[rows]
-        final_obs = np.full(self.num_envs, None, object)
-        final_obs[rows] = split_observations(self._game.observations(final))
-        final_info = _masked(self._game.infos(final), ended)
-        episodes.put(rows, self._game.start(self._rngs(rows)))
+    def _restart(self, rows: NDArray[np.intp], ended: Bools) -> dict[str, Any]:
+        """Begin an episode in ``rows``, where ``ended`` is True; return their last observations and infos."""
+        episodes = self._current()
+        final_obs = np.empty(self.num_envs, object)  # all None
+        last = split_observations(self._game.observations(episodes, rows))
+        for row, observation in zip(rows.tolist(), last, strict=True):
+            final_obs[row] = observation
+        final_info = spread_infos(self._game.infos(episodes), ended)
+        self._game.restart(episodes, rows, self._rngs(rows))
         return {
             "final_obs": final_obs,
             "_final_obs": ended.copy(),
@@ -299,7 +297,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
     def get_state(self) -> dict[str, Any]:
         """Return what ``set_state`` needs to go on from here: plain numbers, strings, lists and dictionaries."""
         return {
-            "episodes": self._game.save(self._current()),
+            "episodes": save_episodes(self._game, self._current()),
             "ended": self._ended.tolist(),
             "generators": [_stringify(rng.bit_generator.state) for rng in self._rngs(np.arange(self.num_envs))],
         }
@@ -321,7 +319,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         if len(state["generators"]) != self.num_envs:
             raise ValueError(f"the state has {len(state['generators'])} generators for {self.num_envs} rows")
         generators = [_generator(saved) for saved in state["generators"]]
-        episodes = self._game.restore(state["episodes"], self.num_envs)
+        episodes = restore_episodes(self._game, state["episodes"], self.num_envs)
         wrong = np.flatnonzero(ended != self._game.has_ended(episodes))
         if len(wrong):
             raise ValueError(
@@ -330,9 +328,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             )
         self._episodes, self._ended = episodes, ended
         self._generators[:], self._seeds = generators, [-1] * self.num_envs
-        return self._game.observations(self._episodes), _masked(
-            self._game.infos(self._episodes), np.ones(self.num_envs, bool)
-        )
+        return self._game.observations(episodes), spread_infos(self._game.infos(episodes))
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Say which actions pick a passage, bool ``(num_envs, n)``."""
@@ -353,19 +349,6 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             print("\n\n".join(texts), flush=True)
             return None
         return texts
-
-
-def _masked(infos: dict[str, NDArray], rows: Bools) -> dict[str, NDArray]:
-    """Spread the infos of ``rows`` (a mask) over all rows, 0 elsewhere, and add each key's mask as ``_key``."""
-    everywhere = bool(rows.all())
-    spread: dict[str, NDArray] = {}
-    for key, values in infos.items():
-        if not everywhere:
-            full = np.zeros((len(rows), *values.shape[1:]), values.dtype)
-            full[rows] = values
-            values = full
-        spread[key], spread[f"_{key}"] = values, rows.copy()
-    return spread
 
 
 def _stringify(state: Any) -> Any:
