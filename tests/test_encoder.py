@@ -224,11 +224,23 @@ def test_pooling_by_hand():
         pooling_mode({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True})
 
 
-def test_batches_hold_the_budget_and_every_text_once():
+@pytest.mark.parametrize("pass_cost", [0, 100, 1000])
+def test_batches_hold_the_budget_and_every_text_once(pass_cost):
     lengths = np.random.default_rng(0).integers(1, 300, 500)
-    batches = cut_batches(lengths, np.argsort(-lengths), 1000)
+    batches = cut_batches(lengths, np.argsort(-lengths), 1000, pass_cost)
     assert sorted(np.concatenate(batches).tolist()) == list(range(500))
     assert max(len(rows) * lengths[rows].max() for rows in batches) <= 1000
+    for rows in batches:  # no cut of a batch would save more than a pass costs
+        sizes = np.sort(lengths[rows])[::-1]
+        padded = [cut * sizes[0] + (len(sizes) - cut) * sizes[cut] for cut in range(1, len(sizes))]
+        assert len(sizes) * sizes[0] - min(padded, default=len(sizes) * sizes[0]) <= pass_cost
+
+
+def test_batches_are_cut_where_it_saves_padding():
+    lengths = np.array([100, 90, 90, 10, 10, 10])
+    cut = lambda cost: [rows.tolist() for rows in cut_batches(lengths, np.arange(6), 1000, cost)]  # noqa: E731
+    assert cut(300) == [[0, 1, 2, 3, 4, 5]] and cut(200) == [[0, 1, 2], [3, 4, 5]]
+    assert cut(0) == [[0], [1, 2], [3, 4, 5]]
 
 
 def test_clear_errors(tmp_path, monkeypatch):
