@@ -17,9 +17,7 @@ import json
 import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -79,20 +77,6 @@ def measure(runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool
     return pool
 
 
-def report(pool: Pool, seeds: list[int]) -> tuple[str, dict[str, Any]]:
-    """Return the table and the same as JSON-able values."""
-    rows = [["measure", "arm", "mean [interval] number", "minus untrained, paired", *map(str, seeds)]]
-    values: dict[str, Any] = {}
-    for arm, name in sorted(pool.keys(), key=lambda key: MEASURES.index(key[1])):
-        plain, each = pool.estimate(arm, name), pool.by_seed(arm, name)
-        paired = None if arm == "untrained" else pool.estimate(arm, name, minus="untrained")
-        values.setdefault(name, {})[arm] = {
-            "mean": asdict(plain), "minus_untrained": paired and asdict(paired), "by_seed": each
-        }  # fmt: skip
-        rows.append([name, arm, plain.text(), paired.text("+") if paired else "", *(f"{x:.3f}" for x in each)])
-    return "\n".join(align(rows)), values
-
-
 def main() -> None:
     """Train, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +104,7 @@ def main() -> None:
 
     with ThreadPoolExecutor(args.jobs) as workers:
         runs = dict(zip(keys, workers.map(train, keys), strict=True))
-    text, values = report(measure(runs, args), args.seeds)
+    text, values = measure(runs, args).report("untrained", MEASURES, args.seeds)
     print(f"{args.eval_env or args.env}, dev\n{text}\n")
     rows = [["arm, last tenth of training", *(name.rpartition("/")[2] for name in LOGGED)]]
     policies = {}

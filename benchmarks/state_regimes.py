@@ -22,7 +22,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -140,21 +139,6 @@ def measure_once(spec: str, seed: int, runs: dict[str, Path], args: argparse.Nam
         return {(name, what): (kept[f"{name}|{what}|0"], kept[f"{name}|{what}|1"]) for name, what in keys}
 
 
-def report(pool: Pool, seeds: list[int]) -> tuple[str, dict[str, Any]]:
-    """Return the table of one environment and the same as JSON-able values."""
-    rows = [["measure", "regime", "mean [interval] number", "minus gold, paired", *map(str, seeds)]]
-    values: dict[str, Any] = {}
-    for regime, measure in sorted(pool.keys(), key=lambda key: key[1]):
-        plain = pool.estimate(regime, measure)
-        paired = None if regime == "gold" else pool.estimate(regime, measure, minus="gold")
-        each = pool.by_seed(regime, measure)
-        values.setdefault(measure, {})[regime] = {
-            "mean": asdict(plain), "minus_gold": paired and asdict(paired), "by_seed": each
-        }  # fmt: skip
-        rows.append([measure, regime, plain.text(), paired.text("+") if paired else "", *(f"{x:.3f}" for x in each)])
-    return "\n".join(align(rows)), values
-
-
 def main() -> None:
     """Train, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,15 +156,12 @@ def main() -> None:
         default=1,
         help="seeds trained or measured at the same time, which share the processor's cores",
     )
-    add("--train-only", action="store_true", help="train these seeds and measure nothing, for several calls at a time")
     add("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
     args.regimes = ["gold", *(regime for regime in REGIMES if regime in args.regimes and regime != "gold")]
     with ThreadPoolExecutor(args.jobs) as workers:
         trained = workers.map(lambda seed: {(r, seed): train(args, r, seed) for r in args.regimes}, args.seeds)
         runs = {key: run for found in trained for key, run in found.items()}
-    if args.train_only:
-        return
     figures: dict[str, Any] = {"flags": args.flags, "seeds": args.seeds, "cost": {}, "environments": {}}
     for spec in args.eval_envs or [environment_spec(args.env, args.env_kwargs)]:
         pool = Pool()
@@ -189,7 +170,8 @@ def main() -> None:
             for found in workers.map(measure_once, repeat(spec), args.seeds, seeds, repeat(args)):
                 for (name, what), (values, questions) in found.items():
                     pool.add(name, what, values, questions)
-        text, figures["environments"][spec] = report(pool, args.seeds)
+        measures = sorted({measure for _, measure in pool.keys()})
+        text, figures["environments"][spec] = pool.report("gold", measures, args.seeds)
         print(f"\n{spec}, dev\n{text}", flush=True)
     rows = [["regime", "minutes", "in rollouts", "in mining", "peak memory, GB"]]
     for regime in args.regimes:

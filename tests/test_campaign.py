@@ -72,3 +72,20 @@ def test_figures_are_pooled_and_paired():
     # Resampled by question, all seeds together: the standard error is that of the questions' means.
     error = (ours - theirs).mean(axis=0).std() / np.sqrt(40)
     assert paired.high - paired.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+
+
+def test_the_report_stands_each_arm_beside_the_baseline():
+    pool, questions = Pool(), np.arange(2)
+    for arm, seeds in {"plain": ([0.0, 0.0], [1.0, 0.0]), "better": ([1.0, 0.0], [1.0, 1.0])}.items():
+        for values in seeds:
+            pool.add(arm, "score", np.array(values), questions)
+            pool.add(arm, "other", np.array(values), questions)
+    text, values = pool.report("plain", ["score"], [1, 101])
+    assert values.keys() == {"score"} and values["score"].keys() == {"plain", "better"}
+    better = values["score"]["better"]
+    assert better["mean"]["mean"] == 0.75 and better["minus_plain"]["mean"] == 0.5 and better["by_seed"] == [0.5, 1.0]
+    assert values["score"]["plain"]["minus_plain"] is None
+    header, plain, row = text.splitlines()
+    assert header.split()[:3] == ["measure", "arm", "mean"] and header.split()[-2:] == ["1", "101"]
+    assert plain.split()[:2] == ["score", "plain"] and row.split()[:3] == ["score", "better", "0.750"]
+    assert row.split()[-2:] == ["0.500", "1.000"]

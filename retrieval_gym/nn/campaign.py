@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from retrieval_gym.mismatch import Estimate, estimate
 from retrieval_gym.nn.dense import DenseRetriever
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.run import Run
+from retrieval_gym.protocol import align
 
 
 def train_once(agent: Path, flags: Sequence[str], folder: Path, threads: int) -> Path:
@@ -88,3 +91,24 @@ class Pool:
     def by_seed(self, arm: str, measure: str) -> list[float]:
         """Return the mean of each seed."""
         return [float(values.mean()) if len(values) else float("nan") for values in self._values[arm, measure]]
+
+    def report(self, baseline: str, measures: Sequence[str], seeds: Sequence[int]) -> tuple[str, dict[str, Any]]:
+        """Return every figure beside its paired difference to one arm: as a table, and as JSON-able values.
+
+        Args:
+            baseline: the arm that the others are compared with.
+            measures: what is reported, in order.
+            seeds: names of the columns that hold each seed's mean.
+        """
+        rows = [["measure", "arm", "mean [interval] number", f"minus {baseline}, paired", *map(str, seeds)]]
+        values: dict[str, Any] = {}
+        for arm, measure in sorted(
+            (key for key in self.keys() if key[1] in measures), key=lambda key: measures.index(key[1])
+        ):
+            plain, each = self.estimate(arm, measure), self.by_seed(arm, measure)
+            paired = None if arm == baseline else self.estimate(arm, measure, minus=baseline)
+            values.setdefault(measure, {})[arm] = {
+                "mean": asdict(plain), f"minus_{baseline}": paired and asdict(paired), "by_seed": each
+            }  # fmt: skip
+            rows.append([measure, arm, plain.text(), paired.text("+") if paired else "", *(f"{x:.3f}" for x in each)])
+        return "\n".join(align(rows)), values
