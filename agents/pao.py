@@ -161,6 +161,8 @@ class Args:
     policy gradient, learns from it all the same"""
     reranker_output: Literal["logits", "sigmoid"] = "logits"
     """rewards are the reranker's logits, or their sigmoid (ours)"""
+    reward_cache: str | None = None
+    """folder that hands a reranker's scores of pairs from run to run, which may then differ in the last bits"""
     list_size: int = 100
     """K, passages of a list; fewer where the candidates are fewer (paper: 100)"""
     temperature: float = 1.0
@@ -222,6 +224,8 @@ def check_args(args: Args) -> None:
         raise ValueError(f"reward_model is {args.reward_model}: --objective infonce learns from gold; leave it out")
     if args.reranker_output != "logits" and not args.reward_model.startswith("reranker:"):
         raise ValueError(f"reranker_output is {args.reranker_output}: pass --reward-model reranker:NAME_OR_PATH")
+    if args.reward_cache is not None and not args.reward_model.startswith("reranker:"):
+        raise ValueError(f"reward_cache is {args.reward_cache}: pass --reward-model reranker:NAME_OR_PATH")
     check_env_kwargs(args.env_kwargs)
 
 
@@ -344,7 +348,9 @@ def main(args: Args) -> Path:
     raw = with_normalization(encoder, False)
     optimizer = make_optimizer(args, encoder)
     weights = optimizer.param_groups[0]["params"]
-    rewards_of = make_list_rewards(args.reward_model, train, device=device, output=args.reranker_output)
+    rewards_of = make_list_rewards(
+        args.reward_model, train, device=device, output=args.reranker_output, cache_dir=args.reward_cache
+    )
     tables: dict[str, Tensor] = {}
 
     def vectors_of(corpus: Corpus) -> Tensor:
@@ -498,6 +504,7 @@ def main(args: Args) -> Path:
         run.log(values, transitions)
         if last or (update + 1) % args.eval_every == 0:
             run.save("last", checkpoint(update + 1))
+            rewards_of.keep()
         run.progress(update + 1, updates, values)
     envs.close()
 

@@ -468,6 +468,7 @@ def test_pao_learns_which_passage_a_word_means(pao, args, tmp_path):
         (["--beta", "nan"], "beta is nan: it must be finite and not negative"),
         (["--objective", "infonce", "--reward-model", "a:b"], "--objective infonce learns from gold"),
         (["--reranker-output", "sigmoid"], "pass --reward-model reranker:NAME_OR_PATH"),
+        (["--reward-cache", "x"], "pass --reward-model reranker:NAME_OR_PATH"),
         (["--reward-model", "golden"], "unknown reward model 'golden'"),
         (["--reward-model", "reranker:no/such/folder"], "no/such/folder"),
         (["--normalize", "--no-normalize"], "are both given"),

@@ -25,8 +25,8 @@ from retrieval_gym.nn.reward_models import (  # noqa: E402
 )
 
 
-def save_cross_encoder(folder, labels=1):
-    torch.manual_seed(0)
+def save_cross_encoder(folder, labels=1, seed=0):
+    torch.manual_seed(seed)
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, max_position_embeddings=128,
         num_labels=labels, initializer_range=0.5,
@@ -200,6 +200,31 @@ def test_the_cache_is_bounded_and_part_of_a_checkpoint(cross_encoder, corpus_dat
     other.load_state_dict(empty)
     other(["Why?"] * 2, [[]] * 2, texts[2:4])
     assert other.scored == 2
+
+
+def test_scores_are_handed_from_run_to_run(cross_encoder, corpus_dataset, tmp_path):
+    texts, folder = corpus_dataset.corpus.texts(range(6)), tmp_path / "scores"
+    first, second = (Reranker(cross_encoder, cache_dir=folder) for _ in range(2))
+    values = first(["Why?"] * 3, [[]] * 3, texts[:3])
+    others = second(["Why?"] * 2, [["so"]] * 2, texts[2:4])
+    first.keep()
+    second.keep()  # joins what the first has written
+    assert len(list(folder.glob("*.npz"))) == 1
+    third = Reranker(cross_encoder, cache_dir=folder)
+    assert third(["Why?"] * 3, [[]] * 3, texts[:3]).tolist() == values.tolist()
+    assert third(["Why?"] * 2, [["so"]] * 2, texts[2:4]).tolist() == others.tolist() and third.scored == 0
+    (file,) = folder.glob("*.npz")
+    before = file.stat().st_mtime_ns
+    third.keep()
+    assert file.stat().st_mtime_ns == before  # nothing new
+    # Another output, and other weights, have scores of their own.
+    assert Reranker(cross_encoder, output="sigmoid", cache_dir=folder)(["Why?"], [[]], texts[:1]) != values[0]
+    other = Reranker(save_cross_encoder(tmp_path / "other", seed=7), cache_dir=folder)
+    other(["Why?"], [[]], texts[:1])
+    assert other.scored == 1
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(ValueError, match="is damaged .*: delete it"):
+        Reranker(cross_encoder, cache_dir=folder)
 
 
 def test_only_cross_encoders_with_one_output_are_taken(tmp_path):

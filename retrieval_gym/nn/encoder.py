@@ -349,11 +349,7 @@ class TextEncoder(nn.Module):
 
     def weights_hash(self) -> str:
         """Return the SHA-256 of every weight, 64 hexadecimal digits."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.state_dict().items()):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
-            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return model_files.weights_hash(self)
 
     def settings(self) -> dict[str, Any]:
         """Return everything but the weights that changes a vector, as JSON-able values."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -153,6 +154,15 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of every weight with its name, dtype and shape, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
+        digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def keep_layers(model: nn.Module, layers: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ sentences that read the same are told apart by their place in a document.
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from retrieval_gym import mdp
+from retrieval_gym.files import lock, write_atomically
 from retrieval_gym.mdp import Ids
 from retrieval_gym.nn import model_files
 from retrieval_gym.nn.encoder import TextEncoder
@@ -71,6 +73,10 @@ class ListRewards(Protocol):
         """Take over what ``state_dict`` returned."""
         ...
 
+    def keep(self) -> None:
+        """Write what later runs can use; called at every checkpoint."""
+        ...
+
 
 class GoldRewards:
     """1 for a gold passage that is still missing, or a copy of one in title and text, else 0.
@@ -97,13 +103,16 @@ class GoldRewards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over nothing."""
 
+    def keep(self) -> None:
+        """Write nothing."""
+
 
 class TextRewards:
     """A reward model on the texts of states and lists, and what it returns checked.
 
     Args:
         model: called once for all passages of a batch of lists. Where it has ``state_dict`` and ``load_state_dict``,
-            as ``Reranker`` has, checkpoints hold its state.
+            as ``Reranker`` has, checkpoints hold its state; where it has ``keep``, it is called at each.
         dataset: whose questions and passages.
         name: of the model, in error messages.
     """
@@ -138,6 +147,11 @@ class TextRewards:
         if hasattr(self.model, "load_state_dict"):
             self.model.load_state_dict(state)
 
+    def keep(self) -> None:
+        """Let the model write what later runs can use, where it does so."""
+        if hasattr(self.model, "keep"):
+            self.model.keep()
+
 
 class Reranker:
     """A cross-encoder on the state's text (the question, and picked passages below it) and the passage.
@@ -151,13 +165,15 @@ class Reranker:
         output: ``"logits"``, the head's output as it is, or ``"sigmoid"`` of it, from 0 to 1.
         batch_size: pairs in one forward pass.
         cache_size: most pairs kept, about 150 bytes each; the oldest go first.
+        cache_dir: folder that hands the scores from run to run, a file for each model and output; None is nowhere.
 
     Attributes:
         scored: number of pairs that went through the model.
 
     Raises:
         FileNotFoundError: when there is no such model.
-        ValueError: when the model has no head that scores a pair, or more than one output.
+        ValueError: when the model has no head that scores a pair, or more than one output; or a file of scores is
+            damaged.
     """
 
     def __init__(
@@ -168,6 +184,7 @@ class Reranker:
         output: Output = "logits",
         batch_size: int = 64,
         cache_size: int = 2_000_000,
+        cache_dir: str | Path | None = None,
     ) -> None:
         from sentence_transformers import CrossEncoder
 
@@ -182,7 +199,12 @@ class Reranker:
         self._activation = torch.nn.Sigmoid() if output == "sigmoid" else torch.nn.Identity()
         self._batch_size, self._cache_size = batch_size, cache_size
         self._cache: dict[bytes, float] = {}
-        self.scored = 0
+        self.scored = self._kept = 0
+        self._file: Path | None = None
+        if cache_dir is not None:
+            weights = model_files.weights_hash(self._model)
+            self._file = Path(cache_dir) / f"{weights[:32]}-{self._model.tokenizer.model_max_length}-{output}.npz"
+            self._cache = _read_scores(self._file)
 
     def __call__(self, questions: list[str], histories: list[list[str]], passages: list[str]) -> NDArray[np.float32]:
         """Return float32 ``(N,)``; see ``RewardModel``."""
@@ -222,6 +244,39 @@ class Reranker:
         digests = [row.tobytes() for row in state["digests"].cpu().numpy()]
         self._cache = dict(zip(digests, state["scores"].tolist(), strict=True))
 
+    def keep(self) -> None:
+        """Write the scores into ``cache_dir``, beside those that other runs have written there by now.
+
+        Raises:
+            OSError: when they cannot be written.
+            ValueError: when the file that is there is damaged.
+        """
+        if self._file is None or self.scored == self._kept:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        held = lock(self._file.with_suffix(".lock"), wait=True)
+        try:
+            scores = _read_scores(self._file) | self._cache
+            digests = np.frombuffer(b"".join(scores), np.uint8).reshape(-1, 16)
+            values = np.array(list(scores.values()), np.float32)
+            write_atomically(self._file, lambda file: np.savez(file, digests=digests, scores=values))
+        finally:
+            if held is not None:
+                held.close()
+        self._kept = self.scored
+
+
+def _read_scores(file: Path) -> dict[bytes, float]:
+    """Return the scores of pairs by digest that ``Reranker.keep`` wrote; none where there is no file."""
+    if not file.is_file():
+        return {}
+    try:
+        with np.load(file) as kept:
+            digests, values = kept["digests"], kept["scores"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it, and its pairs are scored again") from error
+    return dict(zip([row.tobytes() for row in digests], values.tolist(), strict=True))
+
 
 def _digest(state: str, passage: str) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
@@ -233,7 +288,12 @@ def _digest(state: str, passage: str) -> bytes:
 
 
 def make_list_rewards(
-    name: str, dataset: RetrievalDataset, *, device: str | torch.device = "cpu", output: Output = "logits"
+    name: str,
+    dataset: RetrievalDataset,
+    *,
+    device: str | torch.device = "cpu",
+    output: Output = "logits",
+    cache_dir: str | Path | None = None,
 ) -> ListRewards:
     """Return a reward model by name.
 
@@ -243,6 +303,7 @@ def make_list_rewards(
         dataset: what is asked and picked.
         device: where a reranker runs.
         output: of a reranker.
+        cache_dir: where a reranker's scores are kept from run to run; None is nowhere.
 
     Raises:
         FileNotFoundError: when there is no such reranker.
@@ -252,7 +313,7 @@ def make_list_rewards(
         return GoldRewards(dataset)
     kind, _, rest = name.partition(":")
     if kind == "reranker" and rest:
-        return TextRewards(Reranker(rest, device=device, output=output), dataset, name)
+        return TextRewards(Reranker(rest, device=device, output=output, cache_dir=cache_dir), dataset, name)
     return TextRewards(import_callable(name, "reward model", f"give {KINDS}"), dataset, name)
 
 
