@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,6 +52,7 @@ from retrieval_gym.nn.reporting import (
     tell_run,
     tell_selected,
     untrained_values,
+    with_lengths,
 )
 from retrieval_gym.nn.rollout import Lookahead, Rollout, states_from
 from retrieval_gym.nn.run import (
@@ -121,6 +122,8 @@ class Args:
     """keyword arguments of the environment as key=value, e.g. dataset=musique+2wiki"""
     eval_envs: tuple[str, ...] = ()
     """environments to report on, by id or as id?key=value&key=value; default: the dev split of the trained one"""
+    eval_context_tokens: tuple[int, ...] = ()
+    """report on each of them with documents of these lengths, in tokens: environments that take context_tokens"""
     eval_split: Literal["dev", "test"] = "dev"
     """split to report on"""
     embedding_cache: str = "runs/embeddings"
@@ -301,6 +304,9 @@ def main(args: Args) -> Path:
     dataset, max_steps = environment_dataset(args.env, "train", **env_kwargs)
     selection, train = hold_out(dataset, args.selection_share, args.seed)
     specs = args.eval_envs or (environment_spec(args.env, args.env_kwargs),)
+    if args.eval_context_tokens:
+        specs = with_lengths(specs, args.eval_context_tokens)
+        args = replace(args, eval_envs=specs)  # a run says what it reports
     reported = {spec: load_reported(spec, args.eval_split) for spec in specs}
     for spec, (reported_dataset, _) in reported.items():
         refuse_overlap(dataset, spec, reported_dataset)

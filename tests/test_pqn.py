@@ -346,6 +346,23 @@ def test_joined_datasets_and_several_reports(pqn, args, monkeypatch):
     assert [entry["trained"]["protocol"]["steps"] for entry in report.values()] == [3, 4]
 
 
+def test_training_on_short_documents_and_reporting_on_longer_ones(pqn, args):
+    kwargs = ("context_tokens=300", "num_questions=12", "seed=3")
+    given = args(
+        env="ChainRetrieval-BabiLongQA2-v0", env_kwargs=kwargs, eval_context_tokens=(300, 900), positions="relative",
+        order="document", action_encoder="frozen",
+    )  # fmt: skip
+    report = json.loads((pqn.main(given) / "eval.json").read_text())
+    short, long = report
+    assert short.endswith("?num_questions=12&seed=3&context_tokens=300") and long.endswith("&context_tokens=900")
+    assert report[short]["trained"]["protocol"] != report[long]["trained"]["protocol"]
+
+
+def test_lengths_are_refused_where_there_are_no_documents(pqn, args):
+    with pytest.raises(ValueError, match="context_tokens"):
+        pqn.main(args(eval_context_tokens=(1000,)))
+
+
 # What the loss is made of
 
 

@@ -17,6 +17,7 @@ from retrieval_gym.nn.reporting import (  # noqa: E402
     tell_long_warmup,
     tell_run,
     tell_selected,
+    with_lengths,
 )
 
 
@@ -66,3 +67,13 @@ def test_what_a_run_tells(capsys, tmp_path):
     assert capsys.readouterr().out.endswith(f"--env ChainRetrieval-Synthetic-v0 --retriever run:{tmp_path}\n")
     tell_run(tmp_path, "ChainRetrieval-Custom-v0", ("path=my data", "form=pool"))
     assert capsys.readouterr().out.endswith("--env-kwargs 'path=my data' form=pool\n")
+
+
+def test_lengths_take_the_place_of_an_environments_own():
+    specs = ("A-v0", "B-v0?seed=1&context_tokens=500&max_steps=3")
+    expected = (
+        "A-v0?context_tokens=1000", "A-v0?context_tokens=90000",
+        "B-v0?seed=1&max_steps=3&context_tokens=1000", "B-v0?seed=1&max_steps=3&context_tokens=90000",
+    )  # fmt: skip
+    assert with_lengths(specs, [1000, 90000]) == expected
+    assert with_lengths(expected, [1000, 90000]) == expected  # a resumed run expands what was expanded

@@ -36,6 +36,22 @@ def environment_spec(env_id: str, env_kwargs: Sequence[str]) -> str:
     return "?".join([env_id, "&".join(env_kwargs)]) if env_kwargs else env_id
 
 
+def with_lengths(specs: Sequence[str], context_tokens: Sequence[int]) -> tuple[str, ...]:
+    """Return every environment once for each length of its documents, which takes the place of its own.
+
+    Args:
+        specs: environments as ``environment_spec`` writes them.
+        context_tokens: lengths in tokens.
+    """
+    found: dict[str, None] = {}
+    for spec in specs:
+        env_id, _, options = spec.partition("?")
+        others = [option for option in options.split("&") if option and not option.startswith("context_tokens=")]
+        for tokens in context_tokens:
+            found[environment_spec(env_id, [*others, f"context_tokens={tokens}"])] = None
+    return tuple(found)
+
+
 def load_reported(spec: str, split: str) -> tuple[RetrievalDataset, int]:
     """Load what ``id`` or ``id?key=value&key=value`` names, and its number of steps."""
     env_id, _, options = spec.partition("?")
