@@ -554,7 +554,7 @@ def main(args: Args) -> Path:
             values["charts/reached"] = len(reached[round_])
         if worth(selected) > best:
             best = worth(selected)
-            run.save("best", {"query": trained_state(learner.encoder), "epoch": (part + 1) / args.rounds})
+            run.save("best", {"query": trained_state(learner.encoder), "epoch": round((part + 1) / args.rounds, 3)})
         run.log(values, done + sizes[round_])
         run.save("last", checkpoint(part + 1))
         print(

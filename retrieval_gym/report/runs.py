@@ -117,7 +117,7 @@ def _read(folder: str, label: str, run: Run) -> RunRecord:
         started=None if stamp is None else _utc(time.strptime(stamp.group(1), "%Y%m%d-%H%M%S")),
         finished=_utc(time.gmtime((path / "eval.json").stat().st_mtime)),
         last_step=last_step,
-        selected=f"{unit} {best[unit]}",
+        selected=f"{unit} {best[unit]:.10g}",
         curves=curves,
         reported=_read_object(path / "eval.json"),
         specs=tuple(config["eval_envs"]) or (environment_spec(config["env"], config["env_kwargs"]),),
