@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,7 +40,7 @@ from retrieval_gym.nn.arguments import (
     parse_args,
 )
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
+from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever, worth_a_table
 from retrieval_gym.nn.reporting import (
     check_fingerprints,
     environment_spec,
@@ -127,7 +128,7 @@ class Args:
     eval_split: Literal["dev", "test"] = "dev"
     """split to report on"""
     embedding_cache: str = "runs/embeddings"
-    """folder that keeps the embeddings of a whole corpus, for corpus environments"""
+    """folder that keeps the embeddings of a whole corpus, or of what long documents are made of"""
     eval_questions: int | None = None
     """report on a seeded sample of this many questions; default all"""
     preset: Literal[
@@ -282,9 +283,20 @@ def policy_weights(q: torch.Tensor, alpha: float) -> torch.Tensor:
     return torch.softmax(q / alpha, dim=1)
 
 
-def play_greedily(q: QFunction, dataset: RetrievalDataset, steps: int, args: Args, limit: int | None) -> Evaluation:
-    """Score the greedy policy over the whole budget; gold never stops an evaluation."""
-    return evaluate(QRetriever(q, dataset, args.embedding_cache), dataset, steps=steps, limit=limit)
+def play_reported(
+    q: QFunction, reported: Mapping[str, tuple[RetrievalDataset, int]], args: Args
+) -> dict[str, Evaluation]:
+    """Score the greedy policy over the whole budget; gold never stops an evaluation.
+
+    What documents of several lengths have in common is embedded once.
+    """
+    limit, results, vectors = args.eval_questions, {}, None
+    keep = any(worth_a_table(each, len(each) if limit is None else limit) for each, _ in reported.values())
+    for spec, (dataset, steps) in reported.items():
+        retriever = QRetriever(q, dataset, args.embedding_cache if keep else None, vectors)
+        vectors = None if dataset.pools is None else retriever.vectors
+        results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit)
+    return results
 
 
 def trained_state(q: QFunction, frozen: bool) -> dict[str, torch.Tensor]:
@@ -335,7 +347,8 @@ def main(args: Args) -> Path:
         raise ValueError(f"{args.env} picks from {len(train.corpus)} passages: pass --action-encoder frozen")
     online.positions(states_from(obs, info))  # refuses positions over a corpus before the corpus is embedded
     store = online.store(train)
-    vectors = online.action_vectors(store, args.embedding_cache)
+    keep = frozen and worth_a_table(train, args.total_timesteps // (args.tries * max_steps))
+    vectors = online.action_vectors(store, args.embedding_cache if keep else None)
     target_vectors = vectors if frozen or not has_target else target.action_vectors(store)
     head = list(online.value.parameters()) if online.value is not None else []
     weights = [p for name, p in online.named_parameters() if p.requires_grad and not name.startswith("value.")]
@@ -350,6 +363,10 @@ def main(args: Args) -> Path:
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
     tell_long_warmup(args, updates)
     first_update, best = 0, -1.0
+
+    def select(q: QFunction) -> Evaluation:
+        retriever = QRetriever(q, selection, args.embedding_cache if keep else None, vectors if frozen else None)
+        return evaluate(retriever, selection, steps=max_steps)
 
     def checkpoint(update: int) -> dict[str, Any]:
         return {
@@ -371,10 +388,10 @@ def main(args: Args) -> Path:
         first_update, best, untrained = state["update"], state["best"], state["untrained"]
     else:
         untrained = {
-            spec: untrained_values(spec, play_greedily(online, asked, steps, args, args.eval_questions), METRICS)
-            for spec, (asked, steps) in reported.items()
+            spec: untrained_values(spec, result, METRICS)
+            for spec, result in play_reported(online, reported, args).items()
         }
-        best = play_greedily(online, selection, max_steps, args, limit=None).mean("all_gold_picked")
+        best = select(online).mean("all_gold_picked")
         run.save("best", {"q": trained_state(online, frozen), "update": 0})
         run.save("last", checkpoint(0))
 
@@ -502,7 +519,7 @@ def main(args: Args) -> Path:
             finished = []
         last = update + 1 == updates
         if last or (update + 1) % args.eval_every == 0:
-            selected = play_greedily(scored, selection, max_steps, args, limit=None)
+            selected = select(scored)
             values |= {f"eval/{metric}": selected.mean(metric) for metric in METRICS}
             if values["eval/all_gold_picked"] > best:
                 best = values["eval/all_gold_picked"]
@@ -518,12 +535,9 @@ def main(args: Args) -> Path:
     online.load_state_dict(kept["q"], strict=False)
     tell_selected(f"update {kept['update']}", "all_gold_picked", best, selection)
     report = {
-        spec: report_difference(
-            spec, args.eval_split, steps, untrained[spec],
-            play_greedily(online, asked, steps, args, args.eval_questions),
-        )
-        for spec, (asked, steps) in reported.items()
-    }  # fmt: skip
+        spec: report_difference(spec, args.eval_split, reported[spec][1], untrained[spec], result)
+        for spec, result in play_reported(online, reported, args).items()
+    }
     run.write_json("eval.json", report)
     online.state_encoder.save(run.directory / "state_encoder")
     online.action_encoder.save(run.directory / "action_encoder")

@@ -11,8 +11,8 @@ from importlib import import_module
 from retrieval_gym import __version__
 
 COMMANDS = (
-    "datasets", "play", "evaluate", "diagnose", "geometry", "answer", "report", "validate", "convert", "embed",
-    "search", "export",
+    "datasets", "play", "evaluate", "diagnose", "stopping", "geometry", "answer", "report", "validate", "convert",
+    "embed", "search", "export",
 )  # fmt: skip
 
 

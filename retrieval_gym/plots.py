@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from retrieval_gym.files import write_atomically
 from retrieval_gym.geometry import Floats, GeometryReport
 from retrieval_gym.mismatch import WRONG, Estimate, MismatchReport
+from retrieval_gym.stopping import StoppingReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,8 +102,7 @@ def geometry_figure(report: GeometryReport, points: Sequence[Floats], method: st
     for axes, cloud, places in zip(panels, report.clouds, points, strict=True):
         for rows, label, colour in groups:
             axes.scatter(*places[rows].T, s=12, color=colour, alpha=0.8, linewidths=0, label=label)
-        name = cloud.name if len(cloud.name) <= LONGEST_NAME else f"...{cloud.name[3 - LONGEST_NAME :]}"
-        axes.set_title("\n".join([name, *_geometry_lines(report, cloud.name)]), fontsize="small")
+        axes.set_title("\n".join([_short(cloud.name), *_geometry_lines(report, cloud.name)]), fontsize="small")
         axes.set(xticks=[], yticks=[], aspect="equal")
     handles, shown = panels[0].get_legend_handles_labels()
     figure.legend(handles, shown, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
@@ -111,6 +112,46 @@ def geometry_figure(report: GeometryReport, points: Sequence[Floats], method: st
         f"{protocol['dataset']} {protocol['split']}, questions: {protocol['questions']}; {how}", fontsize="medium"
     )
     return figure
+
+
+def stopping_figure(report: StoppingReport) -> Figure:
+    """Draw F1 and the number of picks by threshold, one column a system, since each has scores of its own.
+
+    The dashed line is the whole budget, the dotted one the threshold that was chosen on other questions.
+    """
+    from matplotlib.figure import Figure
+
+    systems = report.systems
+    figure = Figure(figsize=(4.4 * len(systems), 5.4), layout="constrained")
+    panels = figure.subplots(2, len(systems), sharex="col", sharey="row", squeeze=False)
+    for column, system, colour in zip(panels.T, systems, itertools.cycle(COLOURS)):
+        thresholds = [point["threshold"] for point in system.curve]
+        for axes, measure in zip(column, ("support_f1", "picks"), strict=True):
+            mean, low, high = np.array(
+                [[point[measure][key] for key in ("mean", "low", "high")] for point in system.curve]
+            ).T
+            axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(thresholds, mean, color=colour)
+            axes.axhline(system.measures[measure]["budget"]["mean"], color="black", linestyle="--", linewidth=1)
+            axes.axvline(system.threshold, color="black", linestyle=":", linewidth=1)
+            axes.grid(axis="y", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        auc = system.auc["all"]["auc"]
+        column[0].set_title(f"{_short(system.name)}\nAUC {'-' if auc is None else f'{auc:.3f}'}", fontsize="small")
+        column[1].set_xlabel("stop before the first pick scored below")
+    panels[0, 0].set_ylabel("support F1")
+    panels[1, 0].set_ylabel("picks")
+    panels[0, 0].set_ylim(-0.03, 1.03)
+    protocol = report.protocol
+    figure.suptitle(
+        f"{protocol['dataset']} {protocol['split']}, questions: {protocol['questions']}; 95% intervals",
+        fontsize="medium",
+    )
+    return figure
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
 
 
 def _geometry_lines(report: GeometryReport, name: str) -> list[str]:

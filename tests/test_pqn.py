@@ -205,10 +205,10 @@ def test_without_a_target_network_values_come_from_the_current_encoders(pqn, arg
 @pytest.mark.parametrize("score_target", [False, True])
 def test_the_target_encoders_are_scored_where_asked(pqn, args, spy, score_target):
     """With tau 0 the targets stay as they were loaded, so that nothing is better than the start."""
-    played = spy("play_greedily")
+    played = spy("evaluate")
     folder = pqn.main(args(score_target=score_target, tau=0.0, learning_rate=0.01, total_timesteps=48))
-    online, *_, last = [given[0] for given, _ in played]
-    during = [given[0] for given, _ in played[2:-1]]
+    online, *_, last = [retriever.q for (retriever, _), _ in played]
+    during = [retriever.q for (retriever, _), _ in played[2:-1]]
     assert last is online and len(during) == 2
     assert all((q is online) != score_target for q in during)
     if score_target:
@@ -358,6 +358,38 @@ def test_training_on_short_documents_and_reporting_on_longer_ones(pqn, args):
     assert report[short]["trained"]["protocol"] != report[long]["trained"]["protocol"]
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["few documents", "many documents"])
+def test_what_documents_of_several_lengths_share_is_embedded_once_a_report(
+    pqn, args, short_documents, monkeypatch, whole
+):
+    """Of few documents what they hold, in each report; of many all that there is, and once for equal weights."""
+    env, kwargs = short_documents
+    given = args(
+        env=env, env_kwargs=kwargs, eval_context_tokens=(100, 150, 400), eval_questions=None if whole else 1,
+        total_timesteps=24, positions="relative", order="document",
+    )  # fmt: skip
+    real, reports = pqn.play_reported, []
+
+    def play_reported(q, reported, args):
+        encoder, embed, inputs = q.action_encoder, q.action_encoder.embed, []
+        encoder.embed = lambda rows, **kw: (inputs.extend(tuple(row.tolist()) for row in rows), embed(rows, **kw))[1]
+        results = real(q, reported, args)
+        del encoder.embed
+        reports.append((list(results.values()), inputs))
+        return results
+
+    monkeypatch.setattr(pqn, "play_reported", play_reported)
+    folder = pqn.main(given)
+    assert len(reports) == 2 and read_checkpoint(folder, "best")["update"] == 0  # the same weights twice
+    for number, (results, inputs) in enumerate(reports):
+        assert len(results) == 3 and len(inputs) == len(set(inputs))
+        corpora = [set(r.dataset.corpus.texts(range(len(r.dataset.corpus)))) for r in results]
+        read = {t for r in results for i in r.chains.questions for t in r.dataset.corpus.texts(r.dataset.pool(int(i)))}
+        assert corpora[0] == corpora[2] > read if not whole else corpora[0] == corpora[2]
+        assert len(inputs) == (len(read) if not whole else len(corpora[0]) if number == 0 else 0)
+    assert len(list(Path(given.embedding_cache).glob("*/vectors.npy"))) == whole
+
+
 def test_lengths_are_refused_where_there_are_no_documents(pqn, args):
     with pytest.raises(ValueError, match="context_tokens"):
         pqn.main(args(eval_context_tokens=(1000,)))
@@ -382,6 +414,16 @@ def small_folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def short_documents(tmp_path):
+    """An environment whose documents are stories among 40 background sentences, and its arguments."""
+    words = ("river", "harbour", "lantern", "orchard", "window", "garden wall", "old clock", "ferry")
+    lines = [f"The {words[i % 8]} of day {i} was {'very ' * (i % 3)}quiet." for i in range(40)]
+    (tmp_path / "background.txt").write_text("\n\n".join(lines))
+    kwargs = ("context_tokens=150", "num_questions=10", f"background={tmp_path / 'background.txt'}", "max_steps=2")
+    return "ChainRetrieval-BabiLongQA2-v0", kwargs
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -393,6 +435,8 @@ def small_folder(tmp_path):
         dict(dueling=True, soft_q=False),
         dict(tries=3),
         dict(tries=2, dueling=True, positions="relative", halves=True, top_k_actions=2),
+        dict(documents=True, positions="relative", order="document"),
+        dict(documents=True, positions="absolute", order="document", tries=2, dueling=True, action_encoder="frozen"),
     ],
     ids=[
         "plain",
@@ -403,22 +447,30 @@ def small_folder(tmp_path):
         "dueling hard",
         "tries",
         "tries dueling relative halves top-k",
+        "documents relative",
+        "documents absolute tries dueling frozen",
     ],
 )
 def test_the_loss_of_a_segment_equals_the_papers_formulas(
-    pqn, args, encoder, small_folder, spy, rollouts, looks, changes
+    pqn, args, encoder, small_folder, short_documents, spy, rollouts, looks, changes
 ):
     """From the segment played, everything else is made anew: Q by hand, V, the returns and the loss in plain Python."""
     losses = spy("q_loss")
+    documents, changes = changes.get("documents", False), {k: v for k, v in changes.items() if k != "documents"}
+    env, env_kwargs = short_documents if documents else ("ChainRetrieval-Custom-v0", (f"path={small_folder}",))
     given = args(
-        env="ChainRetrieval-Custom-v0", env_kwargs=(f"path={small_folder}",), accumulation=1,
+        env=env, env_kwargs=env_kwargs, accumulation=1,
         total_timesteps=12 * changes.get("tries", 1), alpha=0.1, lam=0.6, gamma=0.9, learning_rate=0.0,
         question_tokens=64, passage_tokens=64, **changes,
     )  # fmt: skip
     pqn.main(given)
     reference = [encode_with(encoder)] * 2
-    dataset, _ = pqn.environment_dataset(given.env, "train", path=str(small_folder))
+    dataset, _ = pqn.environment_dataset(given.env, "train", **pqn.parse_env_kwargs(env_kwargs))
     train = dataset.select(np.random.default_rng(given.seed).permutation(len(dataset))[1:])
+    if documents:  # mixed for the episode, not the one that the scorer reads
+        pools = [states.pool[row] for states in rollouts[0].states for row in range(4)]
+        read = [train.pool(i) for states in rollouts[0].states for i in states.question.tolist()]
+        assert not any(np.array_equal(p[p >= 0], r) for p, r in zip(pools, read, strict=True))
     (rollout,), ((q_parts, returns, _), loss) = rollouts, losses[0]
 
     v = 0.0

@@ -16,6 +16,7 @@ from tiny import bert  # noqa: E402
 
 from retrieval_gym import mdp  # noqa: E402
 from retrieval_gym.evaluation import evaluate  # noqa: E402
+from retrieval_gym.nn import q_function  # noqa: E402
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever  # noqa: E402
 from retrieval_gym.nn.scoring import soft_value  # noqa: E402
 from retrieval_gym.ranking import Retriever  # noqa: E402
@@ -49,6 +50,14 @@ def open_places(dataset, states, row):
     return [place for place, i in enumerate(pool) if i >= 0 and i not in states.picked[row]]
 
 
+@pytest.fixture(params=[None, 40, 1], ids=["at once", "by blocks", "one by one"])
+def numbers(request, monkeypatch):
+    """How many coordinates are rotated at once."""
+    if request.param is not None:
+        monkeypatch.setattr(q_function, "NUMBERS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("mode", "order", "halves"),
     [
@@ -59,7 +68,7 @@ def open_places(dataset, states, row):
         ("relative", "pick", True),
     ],
 )
-def test_values_equal_a_loop_over_the_candidates(encoders, reference, mode, order, halves):
+def test_values_equal_a_loop_over_the_candidates(encoders, reference, numbers, mode, order, halves):
     dataset = make_dataset()
     q = QFunction(*encoders, QConfig(positions=mode, order=order, halves=halves))
     states = mid_game(dataset)

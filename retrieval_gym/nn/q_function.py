@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from retrieval_gym import mdp
-from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.datasets import Corpus, RetrievalDataset
+from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate
 from retrieval_gym.nn.run import Run
 from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
-from retrieval_gym.ranking import Ids, Scores, rank
+from retrieval_gym.ranking import CELLS, Ids, Scores, rank
+
+NUMBERS = 2**20  # coordinates of candidates that are rotated at once: bounds memory, and stays near the cache
 
 
 @dataclass(frozen=True)
@@ -50,44 +53,105 @@ class QConfig:
 class ActionVectors:
     """E_a of a corpus, computed when first needed and kept until ``clear``; position-free.
 
+    A text has one vector, wherever it stands: in copies, and in the corpora of other datasets (see ``over``). Memory:
+    4 D bytes a distinct text, which a table on disk only maps.
+
     Args:
         encoder: the action encoder, read at every call.
         store: the tokens of the corpus.
-        vectors: float32 ``(N, D)``, the vectors of the whole corpus where they are known.
+        vectors: float32 ``(U, D)``, the vectors of the corpus's U distinct texts in the order of their first ids,
+            where they are known.
     """
 
     def __init__(self, encoder: TextEncoder, store: TokenStore, vectors: NDArray[np.float32] | None = None) -> None:
         self._encoder = encoder
         self._store = store
         self._first = store.dataset.corpus.first_copies
-        size = len(store.dataset.corpus)
-        self._known = np.full(size, vectors is not None)
-        if vectors is None:
-            self._vectors = torch.empty(size, encoder.dim, device=encoder.device)
-        else:
-            self._vectors = torch.from_numpy(np.array(vectors)).to(encoder.device)
+        distinct, self._rows = np.unique(self._first, return_inverse=True)
+        self._table = _Table(
+            torch.empty(len(distinct), encoder.dim, device=encoder.device)
+            if vectors is None
+            else torch.from_numpy(np.asarray(vectors)).to(encoder.device),
+            np.full(len(distinct), vectors is not None),
+        )
 
     def __len__(self) -> int:
         """Return the number of passages."""
-        return len(self._known)
+        return len(self._first)
 
     def clear(self) -> None:
         """Forget every vector: call it when the weights have changed."""
-        self._known[:] = False
+        self._table.known[:] = False
+
+    def over(self, store: TokenStore) -> ActionVectors:
+        """Return the vectors of another dataset's corpus: a text that both corpora hold is embedded once.
+
+        Args:
+            store: the tokens of that dataset, made by the same Q.
+        """
+        table = self._table
+        if table.texts is None:
+            distinct = np.unique(self._first)
+            table.texts = dict(zip(self._store.dataset.corpus.texts(distinct), range(len(distinct)), strict=True))
+        other = object.__new__(ActionVectors)
+        other._encoder, other._store, other._table = self._encoder, store, table
+        other._first = store.dataset.corpus.first_copies
+        distinct, inverse = np.unique(other._first, return_inverse=True)
+        texts = table.texts
+        rows = [texts.setdefault(text, len(texts)) for text in store.dataset.corpus.texts(distinct)]
+        other._rows = np.array(rows, np.int64)[inverse]
+        table.grow(len(texts))
+        return other
 
     @torch.no_grad()
     def __call__(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the vectors of these ids (padding -1 gives an arbitrary one), ``ids.shape + (D,)``."""
-        ids = self._first[np.maximum(ids, 0)]
-        missing = np.unique(ids[~self._known[ids]])
-        if len(missing):
-            self._vectors[torch.from_numpy(missing)] = self._encoder.embed(self._store.actions(missing.tolist()))
-            self._known[missing] = True
-        return self._vectors[torch.from_numpy(ids).to(self._vectors.device)]
+        ids = np.maximum(ids, 0)
+        rows, table = self._rows[ids], self._table
+        unknown = ~table.known[rows]
+        if unknown.any():
+            missing, where = np.unique(rows[unknown], return_index=True)
+            passages = self._first[ids[unknown][where]].tolist()
+            table.vectors[torch.from_numpy(missing)] = self._encoder.embed(self._store.actions(passages))
+            table.known[missing] = True
+        return table.vectors[torch.from_numpy(rows).to(table.vectors.device)]
 
     def whole(self) -> Tensor:
         """Return the vectors of the whole corpus, ``(N, D)``."""
-        return self(np.arange(len(self._known), dtype=np.int64))
+        return self(np.arange(len(self), dtype=np.int64))
+
+
+@dataclass
+class _Table:
+    """Vectors by row, which of them are known, and the row of each text once several corpora share them."""
+
+    vectors: Tensor
+    known: NDArray[np.bool_]
+    texts: dict[str, int] | None = None
+
+    def grow(self, size: int) -> None:
+        """Add rows that are not known yet up to this number."""
+        new = size - len(self.known)
+        if new:
+            self.vectors = torch.cat([self.vectors, self.vectors.new_empty(new, self.vectors.shape[1])])
+            self.known = np.concatenate([self.known, np.zeros(new, bool)])
+
+
+def worth_a_table(dataset: RetrievalDataset, documents: int) -> bool:
+    """Say whether to embed everything that can be picked at once, and to keep it on disk.
+
+    It is so for a whole corpus, and for long documents, which share one background, when those that are read are
+    together at least as long as it; of shorter ones and of other pools, what they hold is embedded when first needed.
+
+    Args:
+        dataset: what can be picked.
+        documents: how many pools are read.
+    """
+    if dataset.pools is None:
+        return True
+    if not isinstance(dataset, DocumentDataset):
+        return False
+    return documents * dataset.max_pool >= len(np.unique(dataset.corpus.first_copies))
 
 
 class QFunction(nn.Module):
@@ -114,20 +178,27 @@ class QFunction(nn.Module):
     def action_vectors(self, store: TokenStore, cache_dir: str | Path | None = None) -> ActionVectors:
         """Return E_a of a dataset's corpus: of pools when first needed, of a whole corpus at once, with a progress bar.
 
+        The background and stories of long documents are embedded at once as well where ``cache_dir`` is given: one
+        table on disk serves every question and every ``context_tokens``.
+
         Args:
             store: the tokens of the dataset.
-            cache_dir: where embeddings of a whole corpus are kept; None is nowhere.
+            cache_dir: where embeddings of a whole corpus, or of what documents are made of, are kept; None is nowhere.
         """
-        if store.dataset.pools is not None:
+        dataset = store.dataset
+        documents = isinstance(dataset, DocumentDataset)
+        if dataset.pools is not None and not (documents and cache_dir is not None):
             return ActionVectors(self.action_encoder, store)
+        distinct = np.unique(dataset.corpus.first_copies)
         table = EmbeddingTable.build(
             self.action_encoder,
-            store.dataset.corpus,
+            _passages(dataset.corpus, distinct) if documents else dataset.corpus,
             max_tokens=self.config.passage_tokens,
             cache_dir=cache_dir,
             progress=True,
         )
-        return ActionVectors(self.action_encoder, store, table.vectors)
+        vectors = table.vectors if len(table) == len(distinct) else table.vectors[distinct]
+        return ActionVectors(self.action_encoder, store, vectors)
 
     def embed_states(self, states: mdp.States, store: TokenStore) -> Tensor:
         """E_s of each state, ``(B, D)``; differentiable when gradients are enabled. Equal states are embedded once."""
@@ -149,11 +220,19 @@ class QFunction(nn.Module):
             raise ValueError(
                 f"positions={self.config.positions!r} need a document: a corpus has no order; use positions='none'"
             )
+        return self._positions(*self._document(states), 0, states.pool.shape[1])
+
+    def _document(self, states: mdp.States) -> tuple[Tensor, Tensor]:
+        """Places of the picked passages in their documents ``(B, T)``, and the documents' lengths ``(B,)``."""
+        assert states.pool is not None
         device = self.action_encoder.device
         length = torch.from_numpy((states.pool >= 0).sum(axis=1)).to(device)
-        picked = torch.from_numpy(pool_positions(states)).to(device)
+        return torch.from_numpy(pool_positions(states)).to(device), length
+
+    def _positions(self, picked: Tensor, length: Tensor, start: int, width: int) -> Tensor | None:
+        config = self.config
         return candidate_positions(
-            self.config.positions, picked, length, states.pool.shape[1], delta=self.config.delta, span=self.config.span
+            config.positions, picked, length, width, start=start, delta=config.delta, span=config.span
         )
 
     def place(self, vectors: Tensor, positions: Tensor | None) -> Tensor:
@@ -161,11 +240,27 @@ class QFunction(nn.Module):
         return vectors if positions is None else rotate(vectors, positions, halves=self.config.halves)
 
     def products(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
-        """<E_s, E_a> of every candidate (pools) or every passage (corpora), ``(B, P)``, available or not."""
-        positions = self.positions(states)
+        """<E_s, E_a> of every candidate (pools) or every passage (corpora), ``(B, P)``, available or not.
+
+        Candidates are looked up, rotated and multiplied ``NUMBERS`` coordinates at a time, so that without gradients
+        memory does not grow with B * P * D, which for a document of a million candidates is gigabytes a question.
+        """
         if states.pool is None:
+            if self.config.positions != "none":
+                self.positions(states)  # refuses
             return embedded @ vectors.whole().T
-        return torch.einsum("bd,bpd->bp", embedded, self.place(vectors(states.pool), positions))
+        size, width = states.pool.shape
+        step = max(1, NUMBERS // max(1, size * embedded.shape[1]))
+        document = None if self.config.positions == "none" else self._document(states)
+        # One array for all blocks: small ones kept between large ones that are freed would break up the heap.
+        products = embedded.new_empty(size, width)
+        for start in range(0, width, step):
+            ids = states.pool[:, start : start + step]
+            positions = None if document is None else self._positions(*document, start, ids.shape[1])
+            products[:, start : start + step] = torch.einsum(
+                "bd,bpd->bp", embedded, self.place(vectors(ids), positions)
+            )
+        return products
 
     def baseline(self, embedded: Tensor, products: Tensor, mask: Tensor) -> Tensor:
         """What the dueling form adds to the inner products of a state, ``(B,)``; 0 in the plain form.
@@ -199,6 +294,12 @@ class QFunction(nn.Module):
         )
 
 
+def _passages(corpus: Corpus, ids: NDArray[np.int64]) -> Corpus:
+    """Return the corpus of these passages alone."""
+    passages = [corpus[i] for i in ids.tolist()]
+    return Corpus([p.title for p in passages], [p.text for p in passages], merge_duplicates=False)
+
+
 def load_q(directory: str | Path, device: str | torch.device = "cpu") -> QFunction:
     """Load the Q of a finished run, as its report scored it.
 
@@ -229,16 +330,30 @@ def load_q(directory: str | Path, device: str | torch.device = "cpu") -> QFuncti
 class QRetriever:
     """A Q played greedily: the ``Retriever`` of a trained agent.
 
+    Besides the pools of a batch, which the caller holds, and the vectors of the distinct texts, 4 D bytes each, a
+    search in pools holds some tens of bytes a candidate of one question, or of ``CELLS`` candidates where that is more.
+
     Args:
         q: the action values.
         dataset: what is asked.
-        cache_dir: where embeddings of a whole corpus are kept; None is nowhere.
+        cache_dir: where embeddings of a whole corpus, or of what long documents are made of, are kept; None is nowhere.
+        shared: vectors of another dataset by the same action encoder; texts of pools that it knows are not embedded
+            again.
     """
 
-    def __init__(self, q: QFunction, dataset: RetrievalDataset, cache_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        q: QFunction,
+        dataset: RetrievalDataset,
+        cache_dir: str | Path | None = None,
+        shared: ActionVectors | None = None,
+    ) -> None:
         self.q = q
         self.store = q.store(dataset)
-        self.vectors = q.action_vectors(self.store, cache_dir)
+        if shared is None or dataset.pools is None:
+            self.vectors = q.action_vectors(self.store, cache_dir)
+        else:
+            self.vectors = shared.over(self.store)
 
     @property
     def encoder_calls(self) -> int:
@@ -259,4 +374,12 @@ class QRetriever:
     def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
         """Return the ``k`` best passages of each state and their Q; see ``ranking.Retriever.search``."""
         embedded = self.q.embed_states(states, self.store)
-        return rank(states, self.q.values(embedded, states, self.vectors).float().cpu().numpy(), k)
+        # States over a whole corpus are multiplied with it once, all together.
+        step = max(1, len(states)) if states.pool is None else max(1, CELLS // states.pool.shape[1])
+        found = []
+        for start in range(0, max(1, len(states)), step):
+            rows = slice(start, start + step)
+            values = self.q.values(embedded[rows], states[rows], self.vectors)
+            found.append(rank(states[rows], values.float().cpu().numpy(), k))
+        ids, scores = zip(*found, strict=True)
+        return np.concatenate(ids), np.concatenate(scores)

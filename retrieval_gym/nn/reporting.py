@@ -11,6 +11,7 @@ import numpy as np
 
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.evaluation import Evaluation, paired_bootstrap
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
@@ -84,7 +85,7 @@ def check_fingerprints(saved: Mapping[str, str], now: Mapping[str, str]) -> None
 
 
 def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalDataset) -> None:
-    """Raise ValueError when questions that are trained on would be reported."""
+    """Raise ValueError when questions, or stories of long documents, that are trained on would be reported."""
     known = {(question.id, question.text) for question in trained.questions}
     shared = [question for question in reported.questions if (question.id, question.text) in known]
     if shared:
@@ -92,6 +93,29 @@ def refuse_overlap(trained: RetrievalDataset, spec: str, reported: RetrievalData
             f"{len(shared)} of the {len(reported)} questions reported for {spec} are trained on, {shared[0].id!r} say: "
             "give the splits files of their own, or report another environment with --eval-envs"
         )
+    if isinstance(trained, DocumentDataset) and isinstance(reported, DocumentDataset):
+        told = own_texts(trained).keys()
+        twice = [numbers for texts, numbers in own_texts(reported).items() if texts in told]
+        if twice:
+            raise ValueError(
+                f"{sum(map(len, twice))} of the {len(reported)} questions reported for {spec} ask about stories that "
+                f"are trained on, {reported.questions[twice[0][0]].id!r} say: give the splits stories of their own"
+            )
+
+
+def own_texts(dataset: DocumentDataset) -> dict[tuple[str, ...], list[int]]:
+    """Return the texts that each story, or set of needles or paragraphs, adds to its documents, and its questions.
+
+    Questions of one story have its beginnings up to where they are asked, of which the longest stands for it.
+    """
+    stories: dict[int, list[int]] = {}
+    for i in range(len(dataset)):
+        stories.setdefault(int(dataset.mixed.own(i)[0]), []).append(i)
+    texts: dict[tuple[str, ...], list[int]] = {}
+    for numbers in stories.values():
+        longest = max((dataset.mixed.own(i) for i in numbers), key=len)
+        texts.setdefault(tuple(dataset.corpus.texts(longest)), []).extend(numbers)
+    return texts
 
 
 def tell_long_warmup(args: Any, updates: int) -> None:

@@ -137,5 +137,8 @@ class TokenStore:
 def pool_positions(states: mdp.States) -> NDArray[np.int64]:
     """Position in its pool of each picked passage, -1 where nothing is picked, int64 ``(B, T)``."""
     assert states.pool is not None
-    places = [(states.pool == column[:, None]).argmax(axis=1) for column in states.picked.T]
-    return np.where(states.picked >= 0, np.stack(places, axis=1), -1)
+    places = np.full(states.picked.shape, -1, np.int64)
+    for i, column in enumerate(states.picked.T):
+        if (column >= 0).any():
+            places[:, i] = np.where(column >= 0, (states.pool == column[:, None]).argmax(axis=1), -1)
+    return places
