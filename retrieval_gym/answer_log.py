@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from retrieval_gym.files import lock, writing
 
@@ -17,8 +18,8 @@ class AnswerLog:
     """Answers to a set of questions, one JSON object a line behind a header that says what they depend on.
 
     Args:
-        path: the file; a new one gets the header, one that is there goes on. An incomplete last line, as a kill leaves
-            it, is cut off.
+        path: the file; one that is there goes on. An incomplete last line, as a kill leaves it, is cut off. A new one
+            gets the header with the first answer, and is not there without any; so is one that holds no answer.
         of: everything that the answers depend on, JSON-able.
 
     Attributes:
@@ -43,36 +44,39 @@ class AnswerLog:
                 f"another process writes {path}: wait until it has ended, or choose another --out"
             ) from error
         try:
-            self._file = self._open(of)
+            self._header = _line({HEADER: of})
+            self._file = self._open()
         except BaseException:
             self._release()
             raise
 
-    def _open(self, of: Mapping[str, Any]) -> IO[bytes]:
-        header = _line({HEADER: of})
-        data = self.path.read_bytes() if self.path.exists() else b""
+    def _open(self) -> FileIO | None:
+        """Return the file that is there, cut to its whole lines; None where there is none yet."""
+        self._size = 0  # of what is whole
+        if not self.path.exists():
+            return None
+        data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        if not whole and not header.startswith(data):
+        if not whole and not self._header.startswith(data):
             raise ValueError(f"{self.path} is no file of answers: choose another --out")
         if whole:
-            self._read(whole, json.loads(header)[HEADER])
+            self._read(whole, json.loads(self._header)[HEADER])
+        self._size = len(whole) if self.answers else 0
         if len(whole) < len(data):
             print(f"{self.path}: the last line is incomplete and is asked again", file=sys.stderr)
         with writing(self.path):
-            file = open(self.path, "ab")
-            file.truncate(len(whole))
-            if not whole:
-                file.write(header)
-                file.flush()
+            file = FileIO(self.path, "a")
+            file.truncate(self._size)
         return file
 
     def _read(self, data: bytes, of: Mapping[str, Any]) -> None:
         first, *lines = data.splitlines()
         try:
-            found = json.loads(first)[HEADER]
-            there = dict(found)
-        except (ValueError, LookupError, TypeError) as error:
+            there = dict(json.loads(first)[HEADER])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"{self.path} is no file of answers: choose another --out") from error
+        if not lines:  # nothing of it would be lost, or mixed with something else
+            return
         for key in [*of, *there]:
             if there.get(key) != of.get(key):
                 raise ValueError(
@@ -83,7 +87,7 @@ class AnswerLog:
             try:
                 record = json.loads(line)
                 index, passages, answer = record["index"], record["passages"], record["answer"]
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise ValueError(f"{self.path}, line {number}: damaged ({line[:60]!r}): remove the line") from error
             if type(index) is not int or not isinstance(passages, list) or not isinstance(answer, str):
                 raise ValueError(f"{self.path}, line {number}: damaged ({line[:60]!r}): remove the line")
@@ -114,16 +118,29 @@ class AnswerLog:
             more: what else stands in the line, JSON-able.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: when it cannot be written; the file is as it was.
         """
+        line = _line({"index": index, **more, "passages": list(passages), "answer": answer})
+        rest = memoryview(line if self._size else self._header + line)
         with writing(self.path):
-            self._file.write(_line({"index": index, **more, "passages": list(passages), "answer": answer}))
-            self._file.flush()
+            if self._file is None:
+                self._file = FileIO(self.path, "a")
+            end = self._size + len(rest)
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                self._file.truncate(self._size)
+                raise
+        self._size = end
         self.answers[index], self._passages[index] = answer, list(passages)
 
     def close(self) -> None:
         """Close the file, which others may then go on with."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            if not self._size:
+                self.path.unlink(missing_ok=True)
         self._release()
 
     def _release(self) -> None:

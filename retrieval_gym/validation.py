@@ -262,6 +262,8 @@ class _Checker:
                     record = parse_line(line, where)
                 except ValueError as error:
                     blank = False
+                    if isinstance(error.__cause__, UnicodeDecodeError):
+                        summary.notes["not UTF-8"] = None
                     self.add("line", file, number, _bare(error, where))
                     continue
                 if record is None:

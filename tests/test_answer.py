@@ -706,7 +706,7 @@ def test_the_prompt_is_shown_without_asking_anybody(data, capsys):
         (["--reader-device", "cpu"], "--reader-device is for a local model"),
         (["--request", "{"], "--request is not JSON"),
         (["--request", "[1]"], "--request must be a JSON object"),
-        (["--timeout", "0"], "timeout 0.0"),
+        (["--timeout", "0"], "--timeout must be above 0 and at most 86,400 seconds, got 0.0"),
         (["--reader", "package.module:f", "--max-tokens", "3"], "--max-tokens is for a model or an endpoint"),
         (["--reader", "org/model", "--model", "m"], "--model is for an endpoint"),
         (["--reader", "/no/such/folder"], "no reader at '/no/such/folder'"),

@@ -270,7 +270,7 @@ def test_saved_datasets_and_their_splits(tables, tmp_path, capsys):
     [
         (["--columns", "body"], "--columns 'body' is not of the form name=column"),
         (["--columns", "body=text"], "--columns body=text: it names the columns of id, title, text"),
-        (["--columns", "text=no"], "passages.csv, train, row 1: field 'no' is missing; it has 'key', 'heading'"),
+        (["--columns", "text=no"], "passages.csv, line 2: field 'no' is missing; it has 'key', 'heading'"),
         (["--columns", "text=body", "id=no"], "field 'no' must be a string or an integer, got None"),
         (["--question-columns", "id=i"], "--question-columns is for --questions"),
         ([*COLUMNS, "--questions", "{folder}/asked.jsonl"], "there is no column 'gold_ids'; it has 'q', 'support'"),

@@ -231,7 +231,7 @@ def hostile(folder):
         (["--questions", "{folder}/empty.txt"], "is empty: it needs one question a line"),
         (["--questions", "{folder}/latin.txt"], "not UTF-8"),
         (["--questions", "{folder}/broken.jsonl"], "broken.jsonl, line 2: not JSON"),
-        (["--questions", "{folder}"], "Is a directory"),
+        (["--questions", "{folder}"], "is a folder: give a file"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, run, data, tmp_path, capsys):

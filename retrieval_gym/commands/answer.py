@@ -16,6 +16,7 @@ from retrieval_gym import mdp
 from retrieval_gym.answer_log import AnswerLog
 from retrieval_gym.answering import AnswerReport, answerable, ask
 from retrieval_gym.chains import BEAMS, SEARCHES
+from retrieval_gym.commands.common import MOST_BEAMS, MOST_RANKS, check_number
 from retrieval_gym.commands.retrievers import (
     DENSE_ONLY,
     add_question_arguments,
@@ -47,6 +48,7 @@ from retrieval_gym.readers.prompts import prompt
 
 PASSAGES = 5
 BOUNDS = ("no passages", "gold passages")
+MOST_WORKERS, MOST_RETRIES, LONGEST_TIMEOUT = 1_000, 1_000, 86_400
 ENDPOINT_ONLY = ("model", "api_key_env", "workers", "timeout", "retries", "request")
 LOCAL_ONLY = ("reader_batch_size", "reader_device")
 
@@ -136,16 +138,17 @@ def run(args: argparse.Namespace) -> int:
             keys = dataset.corpus.keys
             for i, passages in zip(questions.tolist(), asked.passages, strict=True):
                 log.check_passages(i, [keys[p] for p in passages])
-            if len(log.answers) < len(questions):
+            if any(i not in log.answers for i in questions.tolist()):
                 reader = _reader(args) if reader is None else reader
                 try:
                     ask(reader, dataset, questions, asked.passages, log, asked.name)
                 except (Exception, KeyboardInterrupt):
-                    print(
-                        f"{len(log.answers)} of {len(questions)} answers ({asked.name}) are in {asked.path}; the same "
-                        "command goes on from there",
-                        file=sys.stderr,
-                    )
+                    if log.answers:
+                        print(
+                            f"{len(log.answers)} of {len(questions)} answers ({asked.name}) are in {asked.path}; the "
+                            "same command goes on from there",
+                            file=sys.stderr,
+                        )
                     raise
             answers[asked.name] = [log.answers[i] for i in questions.tolist()]
     report = AnswerReport(
@@ -323,16 +326,18 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} is missing: name it, or ask for --show-prompt alone")
     if args.beams is not None and args.search != "beam":
         raise ValueError("--beams is for the search beam, which is not asked for")
-    for flag, value in (
-        ("--beams", args.beams),
-        ("--passages", args.passages),
-        ("--limit", args.limit),
-        ("--max-tokens", args.max_tokens),
-        ("--workers", args.workers),
-        ("--reader-batch-size", args.reader_batch_size),
+    for flag, value, most in (
+        ("--beams", args.beams, MOST_BEAMS),
+        ("--passages", args.passages, MOST_RANKS),
+        ("--limit", args.limit, sys.maxsize),
+        ("--max-tokens", args.max_tokens, sys.maxsize),
+        ("--workers", args.workers, MOST_WORKERS),
+        ("--reader-batch-size", args.reader_batch_size, sys.maxsize),
     ):
-        if value is not None and value < 1:
-            raise ValueError(f"{flag} must be at least 1, got {value}")
+        check_number(flag, value, most)
+    check_number("--retries", args.retries, MOST_RETRIES, 0)
+    if args.timeout is not None and not 0 < args.timeout <= LONGEST_TIMEOUT:
+        raise ValueError(f"--timeout must be above 0 and at most {LONGEST_TIMEOUT:,} seconds, got {args.timeout}")
     unused: tuple[str, ...] = LOCAL_ONLY if is_url(args.reader) else ENDPOINT_ONLY
     if is_function(args.reader):
         unused = (*LOCAL_ONLY, *ENDPOINT_ONLY, "max_tokens")

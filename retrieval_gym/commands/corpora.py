@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from retrieval_gym.commands.folders import check_encoder, check_run
 from retrieval_gym.commands.retrievers import load_questions
 from retrieval_gym.datasets import Corpus
 from retrieval_gym.datasets.jsonl import corpus_path, read_corpus
@@ -52,15 +54,17 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
 
 
-def check_encoder_arguments(args: argparse.Namespace, *more: str) -> None:
-    """Refuse, before any work, options that a run has settled, and numbers out of range.
+def check_encoder_arguments(args: argparse.Namespace, *more: str, passages_only: bool = False) -> None:
+    """Refuse, before any work, options that a run has settled, numbers out of range, and folders.
 
     Args:
         args: as ``add_encoder_arguments`` fills them in.
         more: names of further options that a run settles.
+        passages_only: whether only the encoder of passages is needed.
 
     Raises:
-        ValueError: for these.
+        ValueError: for these, and for a run or an encoder that is damaged.
+        FileNotFoundError: for a run or an encoder that is not there, or a run that has not finished.
     """
     if args.run_folder is not None:
         for option in ("encoder", "layers", "max_passage_tokens", *more):
@@ -68,14 +72,22 @@ def check_encoder_arguments(args: argparse.Namespace, *more: str) -> None:
                 raise ValueError(f"--{option.replace('_', '-')} is not for --run, which has its own: leave it out")
     if args.max_passage_tokens is not None and args.max_passage_tokens < 1:
         raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
+    if args.run_folder is not None:
+        check_run(args.run_folder, passages_only=passages_only)
+    elif args.encoder is not None:
+        check_encoder(args.encoder)
 
 
 def check_new_folder(target: str) -> None:
-    """Refuse, before any work, a folder that is there and holds something, or is a file.
+    """Refuse, before any work, a folder that is there and holds something, is a file, or could not be made.
 
     Raises:
-        ValueError: for these.
+        ValueError: for one that is there.
+        PermissionError: when the folder above it, or the nearest that is there, cannot be written to.
     """
     path = Path(target)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"{target} is there already: name a new folder, or an empty one")
+    above = next(each for each in path.absolute().parents if each.exists())
+    if above.is_dir() and not os.access(above, os.W_OK):
+        raise PermissionError(f"cannot write {target}: {above} is read-only for you; choose another folder")

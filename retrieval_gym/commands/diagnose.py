@@ -113,8 +113,6 @@ def _check(args: argparse.Namespace) -> None:
         for flag, value, default in (("--seed", args.seed, SEED), ("--batch-size", args.batch_size, BATCH_SIZE)):
             if value != default:
                 raise ValueError(f"{flag} {value} would do nothing: nothing is drawn or searched for logged chains")
-    if args.batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
     check_outputs({"--out": args.out, "--picture": args.picture}, [*args.chains, *input_paths(args)])
     if args.picture is not None:
         check_picture(args.picture)

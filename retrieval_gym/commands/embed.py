@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Embed and say where the vectors lie; return the exit status."""
-    check_encoder_arguments(args, "autocast")
+    check_encoder_arguments(args, "autocast", passages_only=True)
     if Path(args.cache_dir).exists() and not Path(args.cache_dir).is_dir():
         raise ValueError(f"--cache {args.cache_dir} is a file: name a folder")
     corpus, _ = load_corpus(args)

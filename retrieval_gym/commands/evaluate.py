@@ -7,6 +7,7 @@ import json
 
 from retrieval_gym import ir_metrics
 from retrieval_gym.chains import BEAMS, SEARCHES, final_ranking
+from retrieval_gym.commands.common import MOST_BEAMS, MOST_RANKS, check_number
 from retrieval_gym.commands.retrievers import (
     add_question_arguments,
     add_retriever_arguments,
@@ -115,8 +116,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"searches {args.search}: name each once")
     if args.beams is not None and "beam" not in args.search:
         raise ValueError("--beams is for the search beam, which is not asked for")
-    if args.beams is not None and args.beams < 1:
-        raise ValueError(f"--beams must be at least 1, got {args.beams}")
+    check_number("--beams", args.beams, MOST_BEAMS)
+    for k in args.ks:
+        check_number("--ks", k, MOST_RANKS)
     if args.measures:
         ir_metrics.parse_measures(args.measures)
     if args.run_file is not None and len(args.retriever) * len(args.search) > 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.commands.corpora import add_corpus_arguments, check_new_folder, load_corpus
+from retrieval_gym.commands.folders import check_run
 from retrieval_gym.registration import environment_dataset
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     named = args.path is not None or args.env is not None
     if named and not formats:
         raise ValueError("--path and --env name the passages of --npy, --faiss and --arrow: ask for one of these")
+
+    check_run(args.run_folder)
 
     from retrieval_gym.nn.export import export_run
     from retrieval_gym.nn.run import Run, resolve_device

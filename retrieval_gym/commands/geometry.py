@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from retrieval_gym.commands.common import MOST_RANKS, check_number
 from retrieval_gym.commands.retrievers import (
     add_question_arguments,
     add_retriever_arguments,
@@ -131,9 +132,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"retriever {name} has no query embeddings: name dense, dense:ENCODER or run:FOLDER")
     if args.steps is not None:
         raise ValueError(f"--steps {args.steps} would do nothing: the embeddings are those of the questions alone")
-    for name in ("batch_size", "neighbours"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    check_number("--neighbours", args.neighbours, MOST_RANKS)
     if args.clusters is not None and args.classes == "gold":
         raise ValueError(f"--clusters {args.clusters} would do nothing: --classes gold forms as many as there are")
     if args.projection is not None and args.picture is None:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from retrieval_gym.commands.common import check_env_id, parse_env_kwargs
+from retrieval_gym.commands.common import LARGEST_SEED, check_env_id, check_number, parse_env_kwargs
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.envs import ChainRetrievalEnv
 from retrieval_gym.registration import ENVIRONMENTS
@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Play the episodes; return 0, also when the player leaves early."""
     if args.episodes < 1:
         raise ValueError(f"--episodes must be at least 1, got {args.episodes}")
-    if args.seed is not None and args.seed < 0:
-        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    check_number("--seed", args.seed, LARGEST_SEED, 0)
     if args.agent is None and sys.stdin is None:
         raise ValueError(f"standard input is closed, so you cannot play: add --agent {AGENTS[0]}, say")
     env_id, kwargs = check_env_id(args.id), parse_env_kwargs(args.env_kwargs)
@@ -51,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     env = gym.make(env_id, split=args.split, render_mode="human", **kwargs)
     game = env.unwrapped
     assert isinstance(game, ChainRetrievalEnv)
+    check_number("--question", args.question, len(game.dataset) - 1, 0)
     player = _Person(game) if args.agent is None else _Agent(game, args.agent, args.seed or 0)
     options = None if args.question is None else {"question": args.question}
     returns: list[float] = []

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from retrieval_gym.commands.common import LARGEST_SEED, check_number
+from retrieval_gym.commands.folders import check_run
 from retrieval_gym.commands.retrievers import BATCH_SIZE, SEED, check_outputs
 from retrieval_gym.files import write_text
 from retrieval_gym.report.data import CHAINS, collect
@@ -68,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuse, before any work, what could not be done."""
     check_installed()
-    if args.seed < 0:
-        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    check_number("--seed", args.seed, LARGEST_SEED, 0)
+    for folder in args.runs:
+        check_run(folder)
     check_outputs({"--out": args.out}, [str(Path(folder) / name) for folder in args.runs for name in READ])
 
 

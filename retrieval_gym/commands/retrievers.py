@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_gym.bm25 import QUERIES
-from retrieval_gym.commands.common import parse_env_kwargs
+from retrieval_gym.commands.common import LARGEST_SEED, check_number, parse_env_kwargs
+from retrieval_gym.commands.folders import check_encoder, check_run
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.ranking import Retriever
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
@@ -95,10 +96,11 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
 
 
 def check_retriever_arguments(args: argparse.Namespace) -> None:
-    """Refuse, before any work, options of retrievers that are not asked for and numbers out of range.
+    """Refuse, before any work, options of retrievers that are not asked for, numbers out of range, and folders.
 
     Raises:
-        ValueError: for these, and for a retriever named twice.
+        ValueError: for these, for a retriever named twice, and for a run or an encoder that is damaged.
+        FileNotFoundError: for a run or an encoder that is not there, or a run that has not finished.
     """
     kinds = {name.partition(":")[0] for name in args.retriever}
     for option in DENSE_ONLY:
@@ -113,10 +115,19 @@ def check_retriever_arguments(args: argparse.Namespace) -> None:
         raise ValueError("--query is for the retriever bm25, which is not asked for")
     if len(set(args.retriever)) < len(args.retriever):
         raise ValueError(f"retrievers {args.retriever}: name each once")
-    if args.seed < 0:
-        raise ValueError(f"--seed must be at least 0, got {args.seed}")
+    check_number("--seed", args.seed, LARGEST_SEED, 0)
     if args.max_passage_tokens is not None and args.max_passage_tokens < 1:
         raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
+    for name in args.retriever:
+        kind, colon, folder = name.partition(":")
+        if colon and not folder:
+            raise ValueError(f"retriever {name!r} names nothing behind the colon: give a folder")
+        if kind == "run":
+            check_run(folder)
+        elif kind == "dense" and (folder or args.encoder is not None):
+            check_encoder(folder or args.encoder)
 
 
 def tell_truncated(name: str, retriever: Retriever) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval_gym import mdp
+from retrieval_gym.commands.common import MOST_RANKS, check_number
 from retrieval_gym.commands.corpora import (
     add_corpus_arguments,
     add_encoder_arguments,
@@ -17,7 +18,7 @@ from retrieval_gym.commands.corpora import (
     load_corpus,
 )
 from retrieval_gym.commands.retrievers import tell_truncated
-from retrieval_gym.datasets.readers import get_key, get_text, read_jsonl
+from retrieval_gym.datasets.readers import get_key, get_text, read_lines, read_records
 from retrieval_gym.rendering import SNIPPET
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add(
         "--questions",
         metavar="FILE",
-        help="more questions: one a line, or a .jsonl (.gz) of objects with 'question' and optionally 'id'",
+        help="more questions: one a line, or a .jsonl of objects with 'question' and optionally 'id' (each also .gz)",
     )
     add_corpus_arguments(parser)
     add_encoder_arguments(parser)
@@ -94,30 +95,32 @@ def _check(args: argparse.Namespace) -> None:
         mdp.check_max_steps(args.steps, "--steps")
     if args.threshold is not None and not math.isfinite(args.threshold):
         raise ValueError(f"--threshold is {args.threshold}: give a finite number, or leave it out")
-    if args.k is not None and args.k < 1:
-        raise ValueError(f"-k must be at least 1, got {args.k}")
+    check_number("-k", args.k, MOST_RANKS)
 
 
 def read_questions(path: str) -> list[tuple[str | None, str]]:
-    """Read questions, each with its id where it has one: lines of text, or of JSON in a ``.jsonl`` (``.gz``).
+    """Read questions, each with its id where it has one: lines of text, or of JSON in a ``.jsonl`` or ``.json``.
 
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when it is not UTF-8, malformed, or holds no question.
     """
-    if Path(path).name.removesuffix(".gz").endswith(".jsonl"):
+    if Path(path).name.removesuffix(".gz").endswith((".jsonl", ".json")):
         return [
             (
                 None if record.get("id") is None else get_key(record["id"], "id", where),
                 get_text(record, "question", where),
             )
-            for where, record in read_jsonl(path)
+            for where, record in read_records(path)
         ]
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error}): convert the file to UTF-8") from error
-    questions: list[tuple[str | None, str]] = [(None, line.strip()) for line in text.splitlines() if line.strip()]
+    questions: list[tuple[str | None, str]] = []
+    for number, line in enumerate(read_lines(Path(path)), start=1):
+        try:
+            text = line.decode("utf-8-sig").strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not UTF-8 ({error}): convert the file to UTF-8") from error
+        if text:
+            questions.append((None, text))
     if not questions:
         raise ValueError(f"{path} is empty: it needs one question a line")
     return questions

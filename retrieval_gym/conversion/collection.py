@@ -48,6 +48,23 @@ def question_record(
     return record if ordered else {**record, "ordered": False}
 
 
+def add_id(places: dict[str, str], key: str, what: str, where: str) -> None:
+    """Note where an id stands.
+
+    Args:
+        places: where each id stands; the new one is added.
+        key: the id.
+        what: what it names, for the message.
+        where: where it stands.
+
+    Raises:
+        ValueError: when it stands elsewhere already.
+    """
+    if key in places:
+        raise ValueError(f"{where}: {what} id {key!r} occurs twice, first at {places[key]}: make ids unique")
+    places[key] = where
+
+
 def drop_shared(collection: Collection) -> None:
     """Leave questions that several splits ask in one of them: in test rather than dev, in dev rather than train."""
     kept: set[str] = set()

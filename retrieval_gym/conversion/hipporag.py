@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from retrieval_gym.conversion.collection import Collection, question_record
+from retrieval_gym.conversion.collection import Collection, add_id, question_record
 from retrieval_gym.datasets.base import Passage
 from retrieval_gym.datasets.pooled import DropQuestion, supporting_titles, wiki_paragraphs
 from retrieval_gym.datasets.readers import Record, get_field, get_key, get_strings, get_text, read_json
@@ -44,23 +43,30 @@ def from_hipporag(source: str | Path, split: str = "") -> Collection:
             by_text[_squeezed(passage)] = key
             by_title.setdefault(_squeezed(passage).title, []).append(key)
     asked = collection.questions.setdefault(split, [])
+    places: dict[str, str] = {}
     for number, (where, record) in enumerate(read_json(questions_file)):
         name = next((name for name in ("id", "_id") if record.get(name) is not None), None)
         key = str(number) if name is None else get_key(record[name], name, where)
+        add_id(places, key, "question", where)
         try:
             gold = [_find(passage, by_text, by_title) for passage in _evidence(record, where)]
         except DropQuestion as reason:
             collection.dropped[f"questions {reason}"] += 1
             continue
-        answers = record.get("answer", record.get("gold_ans"))
-        answers = [answers] if isinstance(answers, str) else [a for a in answers or [] if isinstance(a, str)]
-        answers += get_strings(record, "answer_aliases", where, default=[])
+        answers = _answers(record, where)
         text = get_text(record, "question", where)
         ordered = bool(record.get("question_decomposition"))
         asked.append(question_record(key, text, list(dict.fromkeys(gold)), list(dict.fromkeys(answers)), ordered))
     if not asked:
         raise ValueError(f"{questions_file}: no question is left (dropped: {dict(collection.dropped)})")
     return collection
+
+
+def _answers(record: Record, where: str) -> list[str]:
+    """Return the answer, which is a string or a list of them under one of two names, and its aliases."""
+    name = next((name for name in ("answer", "gold_ans") if record.get(name) is not None), "answer")
+    own = [record[name]] if isinstance(record.get(name), str) else get_strings(record, name, where, default=[])
+    return [*own, *get_strings(record, "answer_aliases", where, default=[])]
 
 
 def _hipporag_files(source: Path) -> tuple[Path, Path]:
@@ -96,15 +102,15 @@ def _evidence(record: Record, where: str) -> list[Passage]:
     name = next((name for name in ("paragraphs", "contexts") if record.get(name) is not None), None)
     if name is None:
         raise DropQuestion("without supporting_facts, paragraphs or contexts")
-    paragraphs: dict[Any, tuple[Passage, bool]] = {}
+    paragraphs: dict[str, tuple[Passage, bool]] = {}
     for i, paragraph in enumerate(get_field(record, name, list, where)):
         if not isinstance(paragraph, dict):
             raise ValueError(f"{where}: field {name!r} must hold objects, got {paragraph!r:.80}")
         body = "text" if "text" in paragraph else "paragraph_text"
         passage = Passage(get_field(paragraph, "title", str, where), get_field(paragraph, body, str, where))
-        paragraphs[paragraph.get("idx", i)] = passage, bool(paragraph.get("is_supporting", True))
+        paragraphs[get_key(paragraph.get("idx", i), "idx", where)] = passage, bool(paragraph.get("is_supporting", True))
     steps = get_field(record, "question_decomposition", list, where, default=[])
-    chain = [step.get("paragraph_support_idx") for step in steps if isinstance(step, dict)]
+    chain = [str(step.get("paragraph_support_idx")) for step in steps if isinstance(step, dict)]
     order = [idx for idx in chain if idx in paragraphs] + [idx for idx, (_, gold) in paragraphs.items() if gold]
     if not order:
         raise DropQuestion("without a supporting paragraph")

@@ -233,9 +233,10 @@ def _read_qrels(path: Path, dropped: Counter[str]) -> Qrels:
         if width == 4 and fields[1] not in ("0", "Q0"):
             raise ValueError(f"{where}: the second of TREC's four columns must be 0 or Q0, got {fields[1]!r:.80}")
         question, passage, score = fields[0], fields[-2], fields[-1]
-        if not (question and passage and re.fullmatch(r"-?[0-9]+", score)):
+        if not (question and passage and re.fullmatch(r"-?[0-9]{1,9}", score)):
             raise ValueError(
-                f"{where}: must be a question, a passage and a grade that is a whole number, got {fields!r:.80}"
+                f"{where}: must be a question, a passage and a grade that is a whole number of at most 9 digits, "
+                f"got {fields!r:.80}"
             )
         grade = int(score)
         before = qrels[question].get(passage)

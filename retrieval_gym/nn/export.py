@@ -21,8 +21,11 @@ all passages of a state.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from retrieval_gym.files import writing
 from retrieval_gym.nn.embeddings import EmbeddingTable
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("npy", "faiss", "arrow")
 PROMPT_NAMES = {"query": "query", "passage": "document"}
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 ARROW_ROWS = 65_536  # passages in one record batch
 
 
@@ -128,12 +133,24 @@ def export_run(
                 WRITERS[name](folder / f"vectors.{name}", table.vectors, corpus)
         write_json(folder / "export.json", _description(run, query, passage, corpus if table else None, formats))
 
-    with writing(target):
+    with writing(target), _full_disk():
         if path.exists():
             path.rmdir()  # empty, or _check had refused it
         replace_folder(path, write)
     files = tuple(sorted(f"{each.name}/" if each.is_dir() else each.name for each in path.iterdir()))
     return Exported(path, files, query, passage, 0 if table is None else table.truncated)
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """Turn what safetensors and FAISS raise where a file cannot be written into an OSError."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        number = next((number for number in WRITE_ERRORS if os.strerror(number) in str(error)), None)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number)) from error
 
 
 def largest_difference(encoder: TextEncoder, folder: str | Path, texts: Sequence[str], kind: Kind) -> float:

@@ -87,9 +87,18 @@ def _hub_model(name: str) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or an empty dict when there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or an empty dict when there is no such file.
+
+    Raises:
+        ValueError: when it is not JSON.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): restore it") from error
 
 
 def read_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -103,7 +112,7 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
     listing = folder / "modules.json"
     if not listing.is_file():
         return [("Transformer", folder), ("Pooling", folder / "1_Pooling")]
-    entries = sorted(json.loads(listing.read_text(encoding="utf-8")), key=lambda entry: entry["idx"])
+    entries = sorted(read_json(listing), key=lambda entry: entry["idx"])
     modules = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in entries]
     names = [name for name, _ in modules]
     if names[:2] != ["Transformer", "Pooling"] or not set(names[2:]) <= {"Dense", "Normalize"}:
@@ -205,15 +214,19 @@ def load_transformer(folder: Path) -> nn.Module:
     The pooling layer of BERT and its kin is left out: it is not used, and often not trained.
 
     Raises:
-        ValueError: when the folder lacks weights that the model needs.
+        ValueError: when the folder lacks weights that the model needs, or they are damaged.
     """
     import transformers
+    from safetensors import SafetensorError
 
     model_class: Any = transformers.MODEL_MAPPING[type(transformers.AutoConfig.from_pretrained(folder))]
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     kwargs = {"add_pooling_layer": False} if takes_pooler else {}
-    with quiet_transformers():
-        model, report = model_class.from_pretrained(folder, output_loading_info=True, **kwargs)
+    try:
+        with quiet_transformers():
+            model, report = model_class.from_pretrained(folder, output_loading_info=True, **kwargs)
+    except SafetensorError as error:
+        raise ValueError(f"{folder} has damaged weights ({error}): restore the folder") from error
     if report["missing_keys"]:
         raise ValueError(f"{folder} lacks weights of {model_class.__name__}: {sorted(report['missing_keys'])[:4]}")
     return model.float()

@@ -181,7 +181,7 @@ class Run:
             )
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON ({error}): restore it or start a new run") from error
         if not isinstance(config, dict):
             raise ValueError(f"{path} must hold an object, got {type(config).__name__}: restore it or start a new run")

@@ -111,7 +111,8 @@ class TextRetriever:
             k: at least 1; fewer are returned where the corpus is smaller.
 
         Raises:
-            ValueError: when ``questions`` is one string or holds something else, or ``k`` is below 1.
+            ValueError: when ``questions`` is one string or holds something else, a question is blank or has half of a
+                surrogate pair, or ``k`` is below 1.
         """
         if k < 1:
             raise ValueError(f"k is {k}: ask for at least 1 passage")
@@ -140,7 +141,7 @@ class TextRetriever:
             k: length of the ranking to return beside the chain; 0 for none.
 
         Raises:
-            ValueError: when ``questions`` is one string or holds something else, or a number is out of range.
+            ValueError: as in ``search``, or when a number is out of range.
         """
         steps = mdp.check_max_steps(steps, "steps")
         if k < 0:
@@ -159,8 +160,16 @@ class TextRetriever:
         """Return the index of each question in the dataset, int64 ``(N,)``; new ones are added."""
         if isinstance(questions, str) or not all(isinstance(question, str) for question in questions):
             raise ValueError(f"questions must be a list of strings, got {questions!r:.80}")
-        if any(not question.strip() for question in questions):
-            raise ValueError("a question is blank: ask something")
+        for question in questions:
+            if not question.strip():
+                raise ValueError("a question is blank: ask something")
+            try:
+                question.encode()
+            except UnicodeEncodeError as error:
+                half = ascii(error.object[error.start])
+                raise ValueError(
+                    f"question {question!a:.80} has half of a surrogate pair ({half}): correct it"
+                ) from error
         with self._lock:
             for question in questions:
                 if question not in self._known:

@@ -89,6 +89,7 @@ def collect(
             raise ValueError(f"{name} is {number}: it must be at least 1")
     runs = read_runs(folders)
     specs, left_out = common_environments(runs)
+    told, curves = [_run(run) for run in runs], draw_curves(runs)  # what is damaged costs no play
     systems = list_systems(runs, device, untrained)
     with _cache(cache_dir) as cache:
         environments = [
@@ -103,10 +104,10 @@ def collect(
         "split": split,
         "limit": limit,
         "seed": seed,
-        "runs": [_run(run) for run in runs],
+        "runs": told,
         "left_out": left_out,
         "flags": flag_table(runs),
-        "curves": draw_curves(runs),
+        "curves": curves,
         "systems": [{"name": system.name, "run": system.run, "start": system.start} for system in systems],
         "environments": environments,
     }
@@ -268,21 +269,6 @@ def _score_again(spec: str, runs: Sequence[RunRecord], split: str, limit: int | 
 
 def _run(run: RunRecord) -> dict[str, Any]:
     """Return what is told of a run by itself."""
-    reported = {}
-    for spec in run.specs:
-        entry = run.reported.get(spec, {})
-        if "trained" in entry and "protocol" in entry["trained"]:
-            reported[spec] = {
-                "questions": entry["trained"]["protocol"]["questions"],
-                "metrics": {
-                    name: {
-                        "untrained": entry["untrained"][name],
-                        "trained": entry["trained"]["metrics"][name]["all"]["mean"],
-                        "difference": difference,
-                    }
-                    for name, difference in entry["difference"].items()
-                },
-            }
     return {
         "label": run.label,
         "folder": run.folder,
@@ -299,5 +285,33 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "last_step": run.last_step,
         "selected": run.selected,
         "versions": run.versions,
-        "reported": reported,
+        "reported": _reported(run),
     }
+
+
+def _reported(run: RunRecord) -> dict[str, Any]:
+    """Return what a run reported itself, by environment.
+
+    Raises:
+        ValueError: when its ``eval.json`` is damaged.
+    """
+    reported: dict[str, Any] = {}
+    try:
+        for spec in run.specs:
+            entry = run.reported.get(spec, {})
+            if "trained" in entry and "protocol" in entry["trained"]:
+                reported[spec] = {
+                    "questions": entry["trained"]["protocol"]["questions"],
+                    "metrics": {
+                        name: {
+                            "untrained": float(entry["untrained"][name]),
+                            "trained": float(entry["trained"]["metrics"][name]["all"]["mean"]),
+                            "difference": {key: float(difference[key]) for key in ("mean", "low", "high")},
+                        }
+                        for name, difference in entry["difference"].items()
+                    },
+                }
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        detail = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{run.folder}/eval.json is damaged at {spec} ({detail}): restore it") from error
+    return reported

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from retrieval_gym.nn.run import Run
 
 READ = ("config.json", "versions.json", "metrics.jsonl", "eval.json")  # of each run folder, beside checkpoints
+CONFIGURED: dict[str, type] = {
+    "env": str,
+    "env_kwargs": list,
+    "eval_envs": list,
+    "eval_split": str,
+    "seed": int,
+    "encoder": str,
+}
+LARGEST = 1e300  # of a logged number: differences of two still are numbers
+LAST_STEP = 2**53  # the largest whole number up to which a float64 holds each
 STAMP = re.compile(r"__(\d{8}-\d{6})(-\d+)?$")  # how the name of a run folder ends: its start, in UTC
 
 
@@ -83,9 +93,14 @@ def _open(folder: str) -> Run:
     run = Run.open(folder)
     for name in encoder_names(run):
         run_encoder_folder(run, name)
-    for key in ("env", "env_kwargs", "eval_envs", "eval_split", "seed", "encoder", "layers"):
+    for key in (*CONFIGURED, "layers"):
         if key not in run.config:
             raise ValueError(f"{folder} is no run of an agent: its configuration has no {key!r}")
+    for key, kind in CONFIGURED.items():
+        value = run.config[key]
+        wrong = [each for each in value if not isinstance(each, str)] if isinstance(value, list) else []
+        if type(value) is not kind or wrong:
+            raise ValueError(f"{folder}/config.json: {key} is {value!r:.80}: restore the file")
     for name in READ:
         if not (run.directory / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}: finish the run first, with --resume")
@@ -131,7 +146,7 @@ def _utc(moment: time.struct_time) -> str:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): restore it or start a new run") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold an object, got {type(content).__name__}: restore it or start a new run")
@@ -142,14 +157,16 @@ def _read_curves(path: Path) -> tuple[dict[str, tuple[list[int], list[float]]], 
     curves: dict[str, tuple[list[int], list[float]]] = {}
     step = 0
     for where, record in read_jsonl(path):
-        if type(record.get("step")) is not int:
-            raise ValueError(f"{where}: step is {record.get('step')!r}, not a whole number: restore the file")
+        if type(record.get("step")) is not int or not 0 <= record["step"] <= LAST_STEP:
+            raise ValueError(
+                f"{where}: step is {record.get('step')!r:.40}, not a whole number from 0: restore the file"
+            )
         step = record.pop("step")
         for name, value in record.items():
             if value is None:  # was not finite
                 continue
-            if type(value) not in (int, float):
-                raise ValueError(f"{where}: {name} is {value!r:.40}, not a number: restore the file")
+            if type(value) not in (int, float) or not abs(value) <= LARGEST:  # also one that is no number
+                raise ValueError(f"{where}: {name} is {value!r:.40}, not a number that can be drawn: restore the file")
             steps, values = curves.setdefault(name, ([], []))
             steps.append(step)
             values.append(float(value))
