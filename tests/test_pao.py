@@ -379,6 +379,16 @@ def test_a_loss_that_is_not_a_number_stops_the_run_before_the_weights(pao, args,
     assert all(weight.isfinite().all() for weight in read_checkpoint(folder)["query"].values())
 
 
+def test_a_second_run_scores_no_pair_that_the_first_has_kept(pao, args, monkeypatch, tmp_path):
+    made, real = [], pao.make_list_rewards
+    monkeypatch.setattr(pao, "make_list_rewards", lambda *a, **kw: made.append(real(*a, **kw)) or made[-1])
+    reranker, cache = save_cross_encoder(tmp_path / "cross"), tmp_path / "scores"
+    for runs in ("first", "second"):
+        pao.main(args(reward_model=f"reranker:{reranker}", reward_cache=str(cache), runs=str(tmp_path / runs)))
+    first, second = (rewards.model.scored for rewards in made)
+    assert first > 0 and second == 0
+
+
 @pytest.mark.parametrize("changes", [dict(act="sample", lora=True), dict(objective="rl-all", schedule="cosine")])
 def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(pao, args, monkeypatch, tmp_path, changes):
     """With a reranker, whose scores depend on their batch in the last bits."""

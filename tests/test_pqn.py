@@ -352,7 +352,9 @@ def test_training_on_short_documents_and_reporting_on_longer_ones(pqn, args):
         env="ChainRetrieval-BabiLongQA2-v0", env_kwargs=kwargs, eval_context_tokens=(300, 900), positions="relative",
         order="document", action_encoder="frozen",
     )  # fmt: skip
-    report = json.loads((pqn.main(given) / "eval.json").read_text())
+    run = pqn.main(given)
+    report = json.loads((run / "eval.json").read_text())
+    assert json.loads((run / "config.json").read_text())["eval_envs"] == list(report)
     short, long = report
     assert short.endswith("?num_questions=12&seed=3&context_tokens=300") and long.endswith("&context_tokens=900")
     assert report[short]["trained"]["protocol"] != report[long]["trained"]["protocol"]
