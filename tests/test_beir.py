@@ -130,7 +130,7 @@ def test_other_forms_read_alike(tmp_path, files):
         ({"dev": tsv([("q1", "d1", 1)]).encode() + b"q\xff2\td1\t1\n"}, "dev.tsv, line 3: not UTF-8"),
         ({"dev": tsv([("q1", "d1", 0)])}, "dev.tsv: no question of split 'dev' is left"),
         ({"corpus": jsonl([{"title": "x", "text": "y"}])}, "corpus.jsonl, line 1: field '_id' must be"),
-        ({"corpus": jsonl([*CORPUS, {"_id": "d1", "text": "y"}])}, "line 6: passage _id 'd1' occurs twice"),
+        ({"corpus": jsonl([*CORPUS, {"_id": "d1", "text": "y"}])}, "line 6: passage id 'd1' occurs twice, first at "),
         ({"corpus": jsonl([{"_id": "d1"}])}, "corpus.jsonl, line 1: field 'text' is missing"),
         ({"corpus": jsonl([{"_id": "d1", "text": ""}])}, "corpus.jsonl: no passage has a title or a text"),
         ({"corpus": "{]\n"}, "corpus.jsonl, line 1: not JSON"),

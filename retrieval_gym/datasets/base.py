@@ -136,10 +136,7 @@ class Corpus(Sequence[Passage]):
         """SHA-256 of the content (titles and texts in order, not the keys), 64 hexadecimal digits."""
         digest = hashlib.sha256()
         for passage in self:
-            for part in (passage.title, passage.text):
-                data = part.encode("utf-8", "surrogatepass")
-                digest.update(len(data).to_bytes(8, "little"))
-                digest.update(data)
+            digest.update(passage_bytes(passage.title, passage.text))
         return digest.hexdigest()
 
     @cached_property
@@ -158,6 +155,12 @@ class Corpus(Sequence[Passage]):
         """
         first: dict[Passage, int] = {}
         return np.fromiter((first.setdefault(p, i) for i, p in enumerate(self)), np.int64, len(self))
+
+
+def passage_bytes(title: str, text: str) -> bytes:
+    """Return the content of a passage as bytes that no other content has: each part after its length."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in (title, text)]
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def merge_gold(gold: Sequence[int], grades: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from retrieval_gym.datasets.base import Corpus, Question, RetrievalDataset
+from retrieval_gym.datasets.corpus_files import Rows, corpus_of_files
 from retrieval_gym.datasets.readers import get_field, get_key, get_text, read_records
 from retrieval_gym.datasets.sources import SOURCES, SPLITS, find, report_dropped
 
@@ -41,7 +42,7 @@ def load_scifact(split: str = "train", path: str | Path | None = None) -> Retrie
 
 
 def load_msmarco(split: str = "train", path: str | Path | None = None) -> RetrievalDataset:
-    """Load MS MARCO passage retrieval (Bajaj et al., 2016; in BEIR's form): 8.8 million passages, held in memory.
+    """Load MS MARCO passage retrieval (Bajaj et al., 2016; in BEIR's form): 8.8 million passages, kept on disk.
 
     ``dev`` is the official small dev set of 6,980 questions, ``test`` the graded 43 of TREC Deep Learning 2019.
 
@@ -168,24 +169,15 @@ def _read(
 
 
 def _read_corpus(files: Sequence[Path], dropped: Counter[str]) -> Corpus:
-    keys: dict[str, None] = {}
-    titles: list[str] = []
-    texts: list[str] = []
-    for where, record in (pair for file in files for pair in read_records(file)):
-        key = get_key(record.get("_id"), "_id", where)
-        if key in keys:
-            raise ValueError(f"{where}: passage _id {key!r} occurs twice: make them unique")
-        title = get_field(record, "title", str, where, default="")
-        text = get_field(record, "text", str, where)
-        if not (title.strip() or text.strip()):
-            dropped["with neither title nor text"] += 1
-            continue
-        keys[key] = None
-        titles.append(title)
-        texts.append(text)
-    if not texts:
-        raise ValueError(f"{files[0]}: no passage has a title or a text")
-    return Corpus(titles, texts, list(keys))
+    def rows() -> Rows:
+        for where, record in (pair for file in files for pair in read_records(file)):
+            key, title = get_key(record.get("_id"), "_id", where), get_field(record, "title", str, where, default="")
+            yield where, key, title, get_field(record, "text", str, where)
+
+    corpus, blank = corpus_of_files(files, rows, drop_blank=True)
+    if blank:
+        dropped["with neither title nor text"] += blank
+    return corpus
 
 
 def _read_questions(

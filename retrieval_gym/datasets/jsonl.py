@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval_gym.datasets.base import Corpus, Ids, Question, RetrievalDataset
+from retrieval_gym.datasets.corpus_files import Rows, corpus_of_files
 from retrieval_gym.datasets.readers import Record, get_field, get_key, get_strings, get_text, read_jsonl
 
 
@@ -86,25 +87,21 @@ def questions_beside(corpus_file: Path, name: str, split: str) -> Path | None:
 
 
 def read_corpus(path: str | Path) -> Corpus:
-    """Read passages ``{id, title?, text}``, one a line.
+    """Read passages ``{id, title?, text}``, one a line; many of them stay on disk, see ``corpus_of_files``.
 
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when it is empty, a field is missing or wrong, an id occurs twice or a passage has no words.
     """
-    titles: list[str] = []
-    texts: list[str] = []
-    lines: dict[str, str] = {}
-    for where, record in read_jsonl(path):
-        key = get_key(record.get("id"), "id", where)
-        if key in lines:
-            raise ValueError(f"{where}: passage id {key!r} occurs twice, first at {lines[key]}: make ids unique")
-        lines[key] = where
-        titles.append(get_field(record, "title", str, where, default=""))
-        texts.append(get_field(record, "text", str, where))
-        if not (titles[-1].strip() or texts[-1].strip()):
-            raise ValueError(f"{where}: passage {key!r} has neither title nor text: remove it")
-    return Corpus(titles, texts, list(lines))
+    path = Path(path)
+
+    def rows() -> Rows:
+        for where, record in read_jsonl(path):
+            key, title = get_key(record.get("id"), "id", where), get_field(record, "title", str, where, default="")
+            yield where, key, title, get_field(record, "text", str, where)
+
+    corpus, _ = corpus_of_files([path], rows, drop_blank=False)
+    return corpus
 
 
 def read_questions(
