@@ -94,19 +94,24 @@ def test_a_search_never_holds_more_than_a_block(q, background, monkeypatch, posi
     q.config = replace(q.config, positions=positions)
     monkeypatch.setattr(q_function, "NUMBERS", BLOCK)
     monkeypatch.setattr(q_function, "CELLS", 3 * dataset.max_pool)
-    placed, ranked, looked_up = [], [], []
-    real_rank, real_place, real_call = q_function.rank, q.place, ActionVectors.__call__
+    multiplied, ranked, looked_up = [], [], []
+    real_rank, real_inner, real_call = q_function.rank, q._inner_products, ActionVectors.__call__
+
+    def inner(embedded, vectors, at):
+        multiplied.append(vectors.numel())
+        return real_inner(embedded, vectors, at)
+
     monkeypatch.setattr(
         q_function, "rank", lambda states, scores, k: (ranked.append(scores.size), real_rank(states, scores, k))[1]
     )
-    monkeypatch.setattr(q, "place", lambda vectors, at: (placed.append(vectors.numel()), real_place(vectors, at))[1])
+    monkeypatch.setattr(q, "_inner_products", inner)
     monkeypatch.setattr(
         ActionVectors, "__call__", lambda self, ids: (looked_up.append(ids.size), real_call(self, ids))[1]
     )
     states = mdp.dataset_states(dataset, np.arange(6), 4)
     ids, _ = QRetriever(q, dataset).search(states, 5)
     assert ids.shape == (6, 5) and len(ranked) == 2
-    assert max(placed) <= BLOCK < states.pool.size * 32 and max(looked_up) * 32 <= BLOCK
+    assert max(multiplied) <= BLOCK < states.pool.size * 32 and max(looked_up) * 32 <= BLOCK
     assert max(ranked) <= 3 * dataset.max_pool
 
 

@@ -1,10 +1,12 @@
 """Positions by hand, and rotation against complex numbers."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from retrieval_gym.nn.rotary import candidate_positions, relative_positions, rotate  # noqa: E402
+from retrieval_gym.nn.rotary import candidate_positions, relative_positions, rotate, rotated_products  # noqa: E402
 
 
 def test_relative_positions_by_hand():
@@ -47,6 +49,36 @@ def test_halves_rotate_each_half_as_a_vector_of_its_own():
     whole = rotate(vectors, positions, halves=True)
     parts = [rotate(part, positions) for part in vectors.split(6, dim=1)]
     torch.testing.assert_close(whole, torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_with_rotated_vectors_are_those_of_the_rotated_vectors(halves, rows):
+    query, vectors = torch.randn(3, 24, requires_grad=True), torch.randn(3, 7, 24, requires_grad=True)
+    positions = 60 * torch.rand(rows, 7)
+    fast = rotated_products(query, vectors, positions, halves=halves)
+    slow = torch.einsum("bd,bpd->bp", query, rotate(vectors, positions, halves=halves))
+    torch.testing.assert_close(fast, slow)
+    weights = torch.randn(3, 7)
+    for got, expected in zip(
+        torch.autograd.grad((weights * fast).sum(), (query, vectors)),
+        torch.autograd.grad((weights * slow).sum(), (query, vectors)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_far_positions_are_exact():
+    # The turns of position 428,204 in double precision, by Python's own arithmetic.
+    place, planes = 428_204, 192
+    query, vectors = torch.randn(1, 2 * planes), torch.randn(1, 1, 2 * planes)
+    by_hand = 0.0
+    for plane in range(planes):
+        turn = complex(math.cos(angle := place * 10_000.0 ** (-plane / planes)), math.sin(angle))
+        turned = complex(vectors[0, 0, plane], vectors[0, 0, plane + planes]) * turn
+        by_hand += float(query[0, plane]) * turned.real + float(query[0, plane + planes]) * turned.imag
+    positions = candidate_positions("absolute", torch.tensor([[-1]]), torch.tensor([place + 1]), 1, start=place)
+    assert rotated_products(query, vectors, positions).item() == pytest.approx(by_hand, abs=2e-4)
 
 
 def test_a_dimension_without_planes_is_refused():

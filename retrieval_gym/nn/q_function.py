@@ -15,7 +15,7 @@ from retrieval_gym.datasets import Corpus, RetrievalDataset
 from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate
+from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate, rotated_products
 from retrieval_gym.nn.run import Run
 from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
@@ -242,7 +242,7 @@ class QFunction(nn.Module):
     def products(self, embedded: Tensor, states: mdp.States, vectors: ActionVectors) -> Tensor:
         """<E_s, E_a> of every candidate (pools) or every passage (corpora), ``(B, P)``, available or not.
 
-        Candidates are looked up, rotated and multiplied ``NUMBERS`` coordinates at a time, so that without gradients
+        Candidates are looked up and multiplied ``NUMBERS`` coordinates at a time, so that without gradients
         memory does not grow with B * P * D, which for a document of a million candidates is gigabytes a question.
         """
         if states.pool is None:
@@ -257,10 +257,14 @@ class QFunction(nn.Module):
         for start in range(0, width, step):
             ids = states.pool[:, start : start + step]
             positions = None if document is None else self._positions(*document, start, ids.shape[1])
-            products[:, start : start + step] = torch.einsum(
-                "bd,bpd->bp", embedded, self.place(vectors(ids), positions)
-            )
+            products[:, start : start + step] = self._inner_products(embedded, vectors(ids), positions)
         return products
+
+    def _inner_products(self, embedded: Tensor, vectors: Tensor, positions: Tensor | None) -> Tensor:
+        """<E_s, E_a> of some candidates ``(B, n)``, from their vectors without position, ``(B, n, D)``."""
+        if positions is None:
+            return torch.einsum("bd,bpd->bp", embedded, vectors)
+        return rotated_products(embedded, vectors, positions, halves=self.config.halves)
 
     def baseline(self, embedded: Tensor, products: Tensor, mask: Tensor) -> Tensor:
         """What the dueling form adds to the inner products of a state, ``(B,)``; 0 in the plain form.

@@ -59,7 +59,8 @@ def candidate_positions(
     if mode == "none":
         return None
     if mode == "absolute":
-        return torch.arange(start, start + width, device=picked.device, dtype=torch.float64)[None]
+        exact = torch.float32 if picked.device.type == "mps" else torch.float64
+        return torch.arange(start, start + width, device=picked.device, dtype=exact)[None]
     return relative_positions(picked, length, width, start=start, delta=delta, span=span)
 
 
@@ -70,7 +71,7 @@ def rotate(vectors: Tensor, positions: Tensor, *, base: float = 10_000.0, halves
 
     Args:
         vectors: ``(..., D)``.
-        positions: broadcastable to ``(...)``.
+        positions: broadcastable to ``(...)``; float32 ones are taken for small, others may be large.
         base: the frequencies' base.
         halves: rotate the two halves of a vector each as a vector of its own, as the released Q-RAG code does, so that
             the inner product of each half is a position-aware Q.
@@ -78,17 +79,63 @@ def rotate(vectors: Tensor, positions: Tensor, *, base: float = 10_000.0, halves
     Raises:
         ValueError: when D cannot be split into planes.
     """
-    parts = 2 if halves else 1
-    dim = vectors.shape[-1]
-    if dim % (2 * parts):
-        raise ValueError(f"cannot rotate vectors of dimension {dim}: it must be divisible by {2 * parts}")
-    exact = torch.float32 if vectors.device.type == "mps" else torch.float64
-    planes = dim // parts // 2
-    frequency = base ** (-torch.arange(planes, device=vectors.device, dtype=exact) / planes)
-    # Whole turns go in double precision; what is left is small, so that cos and sin may be those of the vectors' type.
-    turns = positions.to(exact)[..., None] * (frequency / math.tau)
-    angle = ((turns - turns.round()) * math.tau).to(vectors.dtype)[..., None, :]
-    cos, sin = angle.cos(), angle.sin()
+    parts, planes = _planes(vectors.shape[-1], halves)
+    cos, sin = _turns(positions, planes, base, vectors)
     first, second = vectors.unflatten(-1, (parts, 2, planes)).unbind(-2)
+    cos, sin = cos[..., None, :], sin[..., None, :]
     turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-2)
     return turned.flatten(-3)
+
+
+def rotated_products(
+    query: Tensor, vectors: Tensor, positions: Tensor, *, base: float = 10_000.0, halves: bool = False
+) -> Tensor:
+    """Return ``<query, rotate(vectors, positions)>`` several times faster than by rotating.
+
+    In each plane the product with a turned vector is cos times the inner product plus sin times the cross product, so
+    that no turned vector is made.
+
+    Args:
+        query: ``(B, D)``.
+        vectors: ``(B, P, D)``.
+        positions: ``(B, P)`` or ``(1, P)``, as of ``rotate``.
+        base: as of ``rotate``.
+        halves: as of ``rotate``.
+
+    Returns:
+        Inner products ``(B, P)``.
+
+    Raises:
+        ValueError: when D cannot be split into planes.
+    """
+    parts, planes = _planes(vectors.shape[-1], halves)
+    cos, sin = _turns(positions, planes, base, vectors)
+    a, b = query[:, None].unflatten(-1, (parts, 2, planes)).unbind(-2)
+    c, d = vectors.unflatten(-1, (parts, 2, planes)).unbind(-2)
+    inner, cross = (a * c + b * d).sum(dim=-2), (b * c - a * d).sum(dim=-2)
+    return (cos * inner + sin * cross).sum(dim=-1)
+
+
+def _planes(dim: int, halves: bool) -> tuple[int, int]:
+    """Return how many parts a vector has, and how many planes each part."""
+    parts = 2 if halves else 1
+    if dim % (2 * parts):
+        raise ValueError(f"cannot rotate vectors of dimension {dim}: it must be divisible by {2 * parts}")
+    return parts, dim // parts // 2
+
+
+def _turns(positions: Tensor, planes: int, base: float, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of each position's angle in each plane, ``(..., planes)``, in the vectors' type."""
+    if positions.dtype == torch.float32 or vectors.device.type == "mps":
+        exact = torch.promote_types(vectors.dtype, torch.float32)
+        angle = positions.to(exact)[..., None] * _frequencies(planes, base, exact, vectors.device)
+    else:
+        # Whole turns go in double precision; what is left is small, so that cos and sin may be those of any type.
+        turns = positions.double()[..., None] * _frequencies(planes, base, torch.float64, vectors.device) / math.tau
+        angle = (turns - turns.round()) * math.tau
+    angle = angle.to(vectors.dtype)
+    return angle.cos(), angle.sin()
+
+
+def _frequencies(planes: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return base ** (-torch.arange(planes, device=device, dtype=dtype) / planes)
