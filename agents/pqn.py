@@ -31,6 +31,7 @@ import retrieval_gym  # noqa: F401 - registers the environments
 from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate
+from retrieval_gym.nn.action_vectors import worth_a_table
 from retrieval_gym.nn.arguments import (
     check_counts,
     check_env_kwargs,
@@ -40,7 +41,7 @@ from retrieval_gym.nn.arguments import (
     parse_args,
 )
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever, worth_a_table
+from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
 from retrieval_gym.nn.reporting import (
     check_fingerprints,
     environment_spec,

@@ -1,12 +1,18 @@
 """Every example runs as its docstring says and prints what it promises."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from retrieval_gym import load_dataset, mdp
+from retrieval_gym.bm25 import BM25Retriever
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,3 +53,25 @@ def test_random_retriever_scores_as_chance(scores):
 
 def test_own_retriever_beats_chance(scores):
     assert scores[1] > scores[0] + 0.1
+
+
+def test_a_reward_of_bm25_is_the_score_of_its_retriever(tmp_path, monkeypatch):
+    pytest.importorskip("bm25s", reason="needs the extra bm25")
+    folder = tmp_path / "scifact"
+    (folder / "qrels").mkdir(parents=True)
+    texts = ["red apples grow", "green apples fall", "stones do not grow", "nothing of this kind"]
+    corpus = [{"_id": f"d{i}", "title": f"title {i}", "text": text} for i, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in corpus))
+    (folder / "queries.jsonl").write_text(
+        '{"_id": "a", "text": "Do apples grow?"}\n{"_id": "b", "text": "green stones"}\n'
+    )
+    (folder / "qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\na\td0\t1\nb\td2\t1\n")
+    monkeypatch.setenv("RETRIEVAL_GYM_DATA", str(tmp_path))
+    monkeypatch.syspath_prepend(ROOT)
+    reward = import_module("examples.bm25_reward").score
+    dataset = load_dataset("scifact", "train")
+    ids, scores = BM25Retriever(dataset).search(mdp.dataset_states(dataset, np.arange(2), 1), 4)
+    assert len(set(scores[0].tolist())) == 4
+    for question, row, expected in zip(dataset.questions, ids, scores, strict=True):
+        got = reward([question.text] * 4, [[]] * 4, dataset.corpus.texts(row))
+        assert got == pytest.approx(expected, abs=1e-5)

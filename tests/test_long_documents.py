@@ -17,7 +17,8 @@ from tiny import bert  # noqa: E402
 from retrieval_gym import load_dataset, mdp  # noqa: E402
 from retrieval_gym.evaluation import evaluate  # noqa: E402
 from retrieval_gym.nn import q_function  # noqa: E402
-from retrieval_gym.nn.q_function import ActionVectors, QConfig, QFunction, QRetriever, worth_a_table  # noqa: E402
+from retrieval_gym.nn.action_vectors import ActionVectors, worth_a_table  # noqa: E402
+from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever  # noqa: E402
 from retrieval_gym.nn.reporting import own_texts, refuse_overlap  # noqa: E402
 
 BLOCK = 200  # coordinates: six candidates of 32
