@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval_gym.evaluation import evaluate
-from retrieval_gym.nn.campaign import Pool, train_once, untrained_retriever
+from retrieval_gym.nn.campaign import Pool, threads_of, train_once, untrained_retriever
 from retrieval_gym.nn.reporting import load_reported
 from retrieval_gym.nn.trained import load_run
 from retrieval_gym.protocol import align
@@ -95,7 +94,7 @@ def main() -> None:
     keys = [(arm, seed) for seed in args.seeds for arm in arms(args)]
     shared = ["--env", args.env, *shlex.split(args.flags), "--embedding-cache", str(args.runs / "embeddings")]
     shared += ["--eval-envs", args.eval_env] if args.eval_env else []
-    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    threads = threads_of(args.jobs)
 
     def train(key: tuple[str, int]) -> Path:
         arm, seed = key

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from retrieval_gym.diagnostics import ask, reached_states
 from retrieval_gym.evaluation import Evaluation, evaluate
 from retrieval_gym.files import write_atomically
-from retrieval_gym.nn.campaign import Pool, train_once, untrained_retriever
+from retrieval_gym.nn.campaign import Pool, threads_of, train_once, untrained_retriever
 from retrieval_gym.nn.reporting import environment_spec, load_reported
 from retrieval_gym.nn.trained import load_run
 from retrieval_gym.protocol import align
@@ -59,12 +58,7 @@ def train(args: argparse.Namespace, regime: str, seed: int) -> Path:
     flags += ["--eval-envs", *args.eval_envs] if args.eval_envs else []
     if regime in WALKED:
         flags += ["--first-walker", str(train(args, "gold", seed))]
-    return train_once(AGENT, flags, args.runs / f"{regime}-{seed}", threads(args))
-
-
-def threads(args: argparse.Namespace) -> int:
-    """Return how many threads one of the jobs gets."""
-    return max(1, (os.cpu_count() or 1) // args.jobs)
+    return train_once(AGENT, flags, args.runs / f"{regime}-{seed}", threads_of(args.jobs))
 
 
 def cost(directory: Path) -> dict[str, float]:
@@ -129,7 +123,7 @@ def measure_once(spec: str, seed: int, runs: dict[str, Path], args: argparse.Nam
     asked = hashlib.sha256(json.dumps([spec, {regime: run.name for regime, run in runs.items()}]).encode()).hexdigest()
     file = args.runs / "figures" / f"{asked[:16]}-{seed}.npz"
     if not file.is_file():
-        torch.set_num_threads(threads(args))
+        torch.set_num_threads(threads_of(args.jobs))
         found = measure(spec, seed, runs, args.runs / "embeddings")
         arrays = {f"{name}|{what}|{i}": pair[i] for (name, what), pair in found.items() for i in range(2)}
         file.parent.mkdir(exist_ok=True)

@@ -1,6 +1,9 @@
 """Comparisons: each training runs once, a stopped one goes on, and figures are paired by question and seed."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from retrieval_gym.nn.campaign import Pool, train_once
+from retrieval_gym.nn.campaign import Pool, threads_of, train_once
 
 AGENT = """
 import json, os, pathlib, sys
@@ -89,3 +92,14 @@ def test_the_report_stands_each_arm_beside_the_baseline():
     assert header.split()[:3] == ["measure", "arm", "mean"] and header.split()[-2:] == ["1", "101"]
     assert plain.split()[:2] == ["score", "plain"] and row.split()[:3] == ["score", "better", "0.750"]
     assert row.split()[-2:] == ["0.500", "1.000"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not limit a process's cores")
+def test_threads_are_those_of_the_cores_that_may_be_used():
+    program = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from retrieval_gym.nn.campaign import threads_of; print(threads_of(1), threads_of(3))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.split() == ["1", "1"]
+    assert threads_of(1) == len(os.sched_getaffinity(0)) and threads_of(10**6) == 1

@@ -23,6 +23,16 @@ from retrieval_gym.nn.run import Run
 from retrieval_gym.protocol import align
 
 
+def threads_of(jobs: int) -> int:
+    """Return how many threads each of ``jobs`` processes gets, of the cores that this process may use.
+
+    ``taskset`` or a scheduler may have limited these. More threads than cores wait for each other, spinning: several
+    times as slow.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // jobs)
+
+
 def train_once(agent: Path, flags: Sequence[str], folder: Path, threads: int) -> Path:
     """Return a finished run in ``folder``: the one that is there, gone on with if it stopped, or a new one.
 
