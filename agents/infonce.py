@@ -17,6 +17,11 @@ the first epoch an encoder that was trained on gold histories alone does the wal
 
 from __future__ import annotations
 
+from retrieval_gym.nn.script import run_script, tell_in_one_line
+
+if __name__ == "__main__":
+    tell_in_one_line("infonce")  # loading torch takes seconds, in which Ctrl-C is likely
+
 import math
 import sys
 import time
@@ -38,6 +43,7 @@ from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.datasets import Corpus
 from retrieval_gym.evaluation import Evaluation, evaluate
 from retrieval_gym.nn.arguments import (
+    check_betas,
     check_counts,
     check_env_kwargs,
     check_positive,
@@ -60,6 +66,7 @@ from retrieval_gym.nn.query_side import (
 )
 from retrieval_gym.nn.reporting import (
     check_fingerprints,
+    check_reachable,
     environment_spec,
     fingerprints,
     hold_out,
@@ -74,6 +81,7 @@ from retrieval_gym.nn.rollout import states_from
 from retrieval_gym.nn.run import (
     Run,
     check_finite,
+    earlier_run,
     keep_freed_memory,
     resolve_device,
     rng_state,
@@ -211,6 +219,7 @@ def check_args(args: Args) -> None:
             raise ValueError(f"{name} is {getattr(args, name)}: --states {args.states} has no walk; leave it out")
     if args.first_walker is not None and args.first_walker_epochs is not None:
         raise ValueError("--first-walker and --first-walker-epochs are both given: that walker is trained already")
+    check_betas(args.betas)
     check_env_kwargs(args.env_kwargs)
 
 
@@ -295,7 +304,7 @@ class Learner:
             learning_rate = self.peak * schedule_factor(args, update, updates) * warmup_factor(args, update)
             self.optimizer.param_groups[0]["lr"] = learning_rate
             batch = examples[order[start : start + args.batch_size]]
-            negatives = draw(batch.candidates, args.num_negatives, rng)
+            negatives = draw(batch.candidates, min(args.num_negatives, batch.candidates.shape[1]), rng)
             lists = torch.from_numpy(np.concatenate([batch.positives[:, None], negatives], axis=1)).to(device)
             queries = self.store.embed(batch.states, self.encoder)
             loss, first = info_nce(queries, self.vectors[lists.clamp(min=0)], lists >= 0, args.temperature)
@@ -354,10 +363,12 @@ def main(args: Args) -> Path:
     seed_everything(args.seed)
     keep_freed_memory()
     device = resolve_device(args.device)
+    earlier = earlier_run(args.resume, args.runs)
     given_walker = open_first_walker(args) if args.first_walker is not None else None
 
     # Questions: train, a share of train to select on, and what is reported.
     dataset, max_steps = environment_dataset(args.env, "train", **parse_env_kwargs(args.env_kwargs))
+    check_reachable(dataset, max_steps)
     selection, train = hold_out(dataset, args.selection_share, args.seed)
     specs = args.eval_envs or (environment_spec(args.env, args.env_kwargs),)
     reported = {spec: load_reported(spec, args.eval_split) for spec in specs}
@@ -422,9 +433,10 @@ def main(args: Args) -> Path:
     # Candidates for negatives: by the frozen encoder, by one rule for all states.
     miner = retriever(frozen, train)
     fresh = mdp.dataset_states(train, np.arange(len(train)), max_steps)
+    depth = min(args.negative_depth, len(train.corpus))
     shared = None
     if train.pools is None and (args.negatives == "per-question" or args.states.startswith("noise")):
-        shared, _ = miner.search(fresh, args.negative_depth)
+        shared, _ = miner.search(fresh, depth)
 
     def of_question(states: mdp.States) -> Ids:
         """Candidates by the question alone, int64 ``(B, C)``."""
@@ -435,7 +447,7 @@ def main(args: Args) -> Path:
         if train.pools is not None or args.negatives == "per-question":
             candidates = of_question(states)
         else:
-            candidates = allowed_negatives(states, miner.search(states, args.negative_depth)[0], train)
+            candidates = allowed_negatives(states, miner.search(states, depth)[0], train)
         return Examples(states, earliest_missing(states, train), candidates)
 
     # An epoch has twice as many states as there are gold histories, whatever stands beside them.
@@ -452,7 +464,7 @@ def main(args: Args) -> Path:
     gold_examples = examples(gold)
 
     known = fingerprints(frozen, dataset, reported)
-    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "infonce", args.seed, asdict(args))
+    run = earlier or Run.create(args.runs, args.env, "infonce", args.seed, asdict(args))
     run.lock()
     print(
         f"run {run.directory} on {device}: {'LoRA' if lora else 'all weights'}, {args.epochs} epochs of {sum(sizes)} "
@@ -466,13 +478,14 @@ def main(args: Args) -> Path:
             "optimizer": learner.optimizer.state_dict(), "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
-    if args.resume:
+    if run.has_begun():
         state = run.load("last", map_location=device)
-        check_fingerprints(state["fingerprints"], known)
-        learner.encoder.load_state_dict(state["query"], strict=False)
-        learner.optimizer.load_state_dict(state["optimizer"])
-        set_rng_state(state["rng"])
-        first_part, best, untrained = state["part"], state["best"], state["untrained"]
+        with run.taking_over("last"):
+            check_fingerprints(state["fingerprints"], known)
+            learner.encoder.load_state_dict(state["query"], strict=False)
+            learner.optimizer.load_state_dict(state["optimizer"])
+            set_rng_state(state["rng"])
+            first_part, best, untrained = state["part"], state["best"], state["untrained"]
     else:
         untrained = {
             spec: untrained_values(spec, score(frozen, asked, steps, args.eval_questions), METRICS)
@@ -491,7 +504,7 @@ def main(args: Args) -> Path:
                 torch.manual_seed(args.seed)
                 walker = make_learner()
                 train_first_walker(args, walker, gold_examples)
-            (merge_lora(walker.encoder) if lora else walker.encoder).save(run.directory / "first_walker")
+            run.save_encoder("first_walker", merge_lora(walker.encoder) if lora else walker.encoder)
         # Read back even here: a resumed run then walks with the very same weights.
         return load_run_encoder(run, "first_walker", device)
 
@@ -568,7 +581,8 @@ def main(args: Args) -> Path:
 
     # Report the selected epoch beside the untrained encoder, question by question, with the encoder that is saved.
     kept = run.load("best", map_location=device)
-    learner.encoder.load_state_dict(kept["query"], strict=False)
+    with run.taking_over("best"):
+        learner.encoder.load_state_dict(kept["query"], strict=False)
     query_encoder = merge_lora(learner.encoder) if lora else learner.encoder
     tell_selected(f"epoch {kept['epoch']:.3g}", select_by, best[0], selection)
     report = {
@@ -577,8 +591,8 @@ def main(args: Args) -> Path:
         )
         for spec, (asked, steps) in reported.items()
     }
-    query_encoder.save(run.directory / "query_encoder")
-    frozen.save(run.directory / "passage_encoder")
+    run.save_encoder("query_encoder", query_encoder)
+    run.save_encoder("passage_encoder", frozen)
     run.write_json("eval.json", report)
     run.close()
     tell_run(run.directory, args.env, args.env_kwargs)
@@ -586,9 +600,4 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        main(parse_args(Args))
-    except (ValueError, ImportError, OSError, FloatingPointError) as error:
-        sys.exit(f"infonce: {error}")
-    except KeyboardInterrupt:
-        sys.exit("infonce: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")
+    run_script("infonce", lambda: parse_args(Args), main)

@@ -20,10 +20,15 @@ loss is taken at every state on the way.
 
 from __future__ import annotations
 
+from retrieval_gym.nn.script import run_script, tell_in_one_line
+
+if __name__ == "__main__":
+    tell_in_one_line("pao")  # loading torch takes seconds, in which Ctrl-C is likely
+
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +46,7 @@ from retrieval_gym.datasets import Corpus
 from retrieval_gym.evaluation import Evaluation, evaluate
 from retrieval_gym.ir_metrics import parse_measures
 from retrieval_gym.nn.arguments import (
+    check_betas,
     check_counts,
     check_env_kwargs,
     check_positive,
@@ -81,6 +87,7 @@ from retrieval_gym.nn.rollout import states_from
 from retrieval_gym.nn.run import (
     Run,
     check_finite,
+    earlier_run,
     keep_freed_memory,
     resolve_device,
     rng_state,
@@ -226,6 +233,7 @@ def check_args(args: Args) -> None:
         raise ValueError(f"reranker_output is {args.reranker_output}: pass --reward-model reranker:NAME_OR_PATH")
     if args.reward_cache is not None and not args.reward_model.startswith("reranker:"):
         raise ValueError(f"reward_cache is {args.reward_cache}: pass --reward-model reranker:NAME_OR_PATH")
+    check_betas(args.betas)
     check_env_kwargs(args.env_kwargs)
 
 
@@ -314,6 +322,7 @@ def main(args: Args) -> Path:
     seed_everything(args.seed)
     keep_freed_memory()
     device = resolve_device(args.device)
+    earlier = earlier_run(args.resume, args.runs)
 
     # Questions: train, a share of train to select on, and what is reported.
     dataset, max_steps = environment_dataset(args.env, "train", **parse_env_kwargs(args.env_kwargs))
@@ -325,13 +334,22 @@ def main(args: Args) -> Path:
     if 1 in {max_steps, *(steps for _, steps in reported.values())}:
         parse_measures(MEASURES)  # raises before any work where ir_measures is missing
     select_by = "nDCG@10" if max_steps == 1 else "complete@5" if train.pools is None else "all_gold_picked"
-    questions = np.concatenate(
-        [np.random.default_rng((args.seed, epoch)).permutation(len(train)) for epoch in range(args.epochs)]
-    )
-    updates = math.ceil(len(questions) / args.batch_size)
+    plays = args.epochs * len(train)
+    updates = math.ceil(plays / args.batch_size)
+
+    @lru_cache(maxsize=2)  # an update may lie in two epochs
+    def order(epoch: int) -> Ids:
+        return np.random.default_rng((args.seed, epoch)).permutation(len(train))
+
+    def questions(update: int) -> Ids:
+        """What is played in an update: every epoch plays all questions, each in an order of its own."""
+        first, end = update * args.batch_size, min((update + 1) * args.batch_size, plays)
+        epochs = range(first // len(train), math.ceil(end / len(train)))
+        start = first % len(train)
+        return np.concatenate([order(epoch) for epoch in epochs])[start : start + end - first]
 
     # Environment. A budget below the number of gold passages is no obstacle: no reward waits for all of them.
-    num_envs = min(args.batch_size, len(questions))
+    num_envs = min(args.batch_size, plays)
     envs = gym.make_vec(
         "ChainRetrieval-v0", num_envs=num_envs, dataset=train, max_steps=max_steps, observation="ids", reward="recall",
         allow_unreachable=True,
@@ -375,7 +393,7 @@ def main(args: Args) -> Path:
     index = ExactIndex(vectors, device=device)
 
     known = fingerprints(frozen, dataset, reported)
-    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pao", args.seed, asdict(args))
+    run = earlier or Run.create(args.runs, args.env, "pao", args.seed, asdict(args))
     run.lock()
     print(
         f"run {run.directory} on {device}: {args.objective}, {'LoRA' if lora else 'all weights'}, {updates} updates of "
@@ -391,15 +409,16 @@ def main(args: Args) -> Path:
             "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
-    if args.resume:
+    if run.has_begun():
         state = run.load("last", map_location=device)
-        check_fingerprints(state["fingerprints"], known)
-        encoder.load_state_dict(state["query"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-        rewards_of.load_state_dict(state["rewards"])
-        set_rng_state(state["rng"])
-        first_update, transitions, best = state["update"], state["transitions"], state["best"]
-        untrained = state["untrained"]
+        with run.taking_over("last"):
+            check_fingerprints(state["fingerprints"], known)
+            encoder.load_state_dict(state["query"], strict=False)
+            optimizer.load_state_dict(state["optimizer"])
+            rewards_of.load_state_dict(state["rewards"])
+            set_rng_state(state["rng"])
+            first_update, transitions, best = state["update"], state["transitions"], state["best"]
+            untrained = state["untrained"]
     else:
         untrained = {
             spec: untrained_values(
@@ -415,7 +434,7 @@ def main(args: Args) -> Path:
     for update in range(first_update, updates):
         learning_rate = args.learning_rate * schedule_factor(args, update, updates) * warmup_factor(args, update)
         optimizer.param_groups[0]["lr"] = learning_rate
-        asked = questions[update * args.batch_size : (update + 1) * args.batch_size]
+        asked = questions(update)
         where = f"update {update}, questions {np.unique(asked).tolist()}"
 
         # Play one episode of each question; rows past the last question, and those that have ended, are not looked at.
@@ -437,7 +456,7 @@ def main(args: Args) -> Path:
 
             # The list, what the policy and the reference make of it, and its rewards. While a gold passage is missing
             # there is one left to pick, so no list is empty.
-            lists = retrieve(queries, states, index, args.list_size)
+            lists = retrieve(queries, states, index, min(args.list_size, len(train.corpus)))
             ids = torch.from_numpy(lists).to(device)
             listed, listing = ids >= 0, vectors[ids.clamp(min=0)]
             scores = torch.einsum("bd,bkd->bk", queries, listing)
@@ -510,7 +529,8 @@ def main(args: Args) -> Path:
 
     # Report the selected checkpoint beside the untrained encoder, question by question, with the encoder that is saved.
     kept = run.load("best", map_location=device)
-    encoder.load_state_dict(kept["query"], strict=False)
+    with run.taking_over("best"):
+        encoder.load_state_dict(kept["query"], strict=False)
     query_encoder = merge_lora(encoder) if lora else encoder
     tell_selected(f"update {kept['update']}", select_by, best, selection)
     report = {
@@ -520,8 +540,8 @@ def main(args: Args) -> Path:
         )
         for spec, (asked, steps) in reported.items()
     }  # fmt: skip
-    query_encoder.save(run.directory / "query_encoder")
-    frozen.save(run.directory / "passage_encoder")
+    run.save_encoder("query_encoder", query_encoder)
+    run.save_encoder("passage_encoder", frozen)
     run.write_json("eval.json", report)
     run.close()
     tell_run(run.directory, args.env, args.env_kwargs)
@@ -529,9 +549,4 @@ def main(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        main(parse_args(Args))
-    except (ValueError, ImportError, OSError, FloatingPointError) as error:
-        sys.exit(f"pao: {error}")
-    except KeyboardInterrupt:
-        sys.exit("pao: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")
+    run_script("pao", lambda: parse_args(Args), main)

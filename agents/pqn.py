@@ -14,8 +14,12 @@ Without a preset the hyperparameters are those of the paper (appendix F).
 
 from __future__ import annotations
 
+from retrieval_gym.nn.script import run_script, tell_in_one_line
+
+if __name__ == "__main__":
+    tell_in_one_line("pqn")  # loading torch takes seconds, in which Ctrl-C is likely
+
 import copy
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -33,6 +37,7 @@ from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate
 from retrieval_gym.nn.action_vectors import worth_a_table
 from retrieval_gym.nn.arguments import (
+    check_betas,
     check_counts,
     check_env_kwargs,
     check_positive,
@@ -44,6 +49,7 @@ from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever
 from retrieval_gym.nn.reporting import (
     check_fingerprints,
+    check_reachable,
     environment_spec,
     fingerprints,
     hold_out,
@@ -60,6 +66,7 @@ from retrieval_gym.nn.rollout import Lookahead, Rollout, states_from
 from retrieval_gym.nn.run import (
     Run,
     check_finite,
+    earlier_run,
     keep_freed_memory,
     resolve_device,
     rng_state,
@@ -242,6 +249,7 @@ def check_args(args: Args) -> None:
         "learning_rate",
     )  # fmt: skip
     check_positive(args, "max_grad_norm")
+    check_betas(args.betas)
     check_env_kwargs(args.env_kwargs)
     if args.anneal_alpha and args.alpha_floor == 0:
         raise ValueError("alpha_floor is 0: annealed, alpha would reach it, where the soft value is not defined")
@@ -311,10 +319,12 @@ def main(args: Args) -> Path:
     seed_everything(args.seed)
     keep_freed_memory()
     device = resolve_device(args.device)
+    earlier = earlier_run(args.resume, args.runs)
 
     # Questions: train, a share of train to select on, and what is reported.
     env_kwargs = parse_env_kwargs(args.env_kwargs)
     dataset, max_steps = environment_dataset(args.env, "train", **env_kwargs)
+    check_reachable(dataset, max_steps)
     selection, train = hold_out(dataset, args.selection_share, args.seed)
     specs = args.eval_envs or (environment_spec(args.env, args.env_kwargs),)
     if args.eval_context_tokens:
@@ -335,7 +345,12 @@ def main(args: Args) -> Path:
     obs, info = envs.reset(seed=args.seed)
     episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, np.int64)
     transitions = args.num_envs * args.num_steps * args.accumulation * args.tries
-    updates = max(1, args.total_timesteps // transitions)
+    if transitions > args.total_timesteps:
+        raise ValueError(
+            f"total_timesteps is {args.total_timesteps}: one update takes {transitions}; raise it, or lower num_envs, "
+            "num_steps, accumulation or tries"
+        )
+    updates = args.total_timesteps // transitions
 
     # Networks.
     online = make_q(args, device)
@@ -359,7 +374,7 @@ def main(args: Args) -> Path:
     )
 
     known = fingerprints(online.action_encoder, dataset, reported)
-    run = Run.open(args.resume) if args.resume else Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
+    run = earlier or Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
     run.lock()
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
     tell_long_warmup(args, updates)
@@ -377,16 +392,17 @@ def main(args: Args) -> Path:
             "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
-    if args.resume:
+    if run.has_begun():
         state = run.load("last", map_location=device)
-        check_fingerprints(state["fingerprints"], known)
-        online.load_state_dict(state["q"], strict=False)
-        target.load_state_dict(state["target"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-        set_rng_state(state["rng"])
-        obs, info = envs.unwrapped.set_state(state["envs"])
-        episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
-        first_update, best, untrained = state["update"], state["best"], state["untrained"]
+        with run.taking_over("last"):
+            check_fingerprints(state["fingerprints"], known)
+            online.load_state_dict(state["q"], strict=False)
+            target.load_state_dict(state["target"], strict=False)
+            optimizer.load_state_dict(state["optimizer"])
+            set_rng_state(state["rng"])
+            obs, info = envs.unwrapped.set_state(state["envs"])
+            episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
+            first_update, best, untrained = state["update"], state["best"], state["untrained"]
     else:
         untrained = {
             spec: untrained_values(spec, result, METRICS)
@@ -533,24 +549,20 @@ def main(args: Args) -> Path:
 
     # Report the selected checkpoint beside the untrained encoders, question by question.
     kept = run.load("best", map_location=device)
-    online.load_state_dict(kept["q"], strict=False)
+    with run.taking_over("best"):
+        online.load_state_dict(kept["q"], strict=False)
     tell_selected(f"update {kept['update']}", "all_gold_picked", best, selection)
     report = {
         spec: report_difference(spec, args.eval_split, reported[spec][1], untrained[spec], result)
         for spec, result in play_reported(online, reported, args).items()
     }
+    run.save_encoder("state_encoder", online.state_encoder)
+    run.save_encoder("action_encoder", online.action_encoder)
     run.write_json("eval.json", report)
-    online.state_encoder.save(run.directory / "state_encoder")
-    online.action_encoder.save(run.directory / "action_encoder")
     run.close()
     tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 
 
 if __name__ == "__main__":
-    try:
-        main(parse_args(Args, PRESETS))
-    except (ValueError, ImportError, OSError, FloatingPointError) as error:
-        sys.exit(f"pqn: {error}")
-    except KeyboardInterrupt:
-        sys.exit("pqn: interrupted; go on with --resume and the run folder printed above, if it has a checkpoint")
+    run_script("pqn", lambda: parse_args(Args, PRESETS), main)

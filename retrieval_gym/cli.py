@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from retrieval_gym import __version__
+from retrieval_gym.messages import drop_output, error_message, is_out_of_memory, one_line
 
 COMMANDS = (
     "datasets", "play", "evaluate", "diagnose", "stopping", "geometry", "answer", "report", "validate", "convert",
@@ -20,15 +20,13 @@ NAMES = {  # arguments that name a file, a folder or a model, as people know the
     "target": "TARGET", "runs": "the folder of a run", "cache_dir": "--cache-dir", "chains": "--chains",
     "questions": "--questions", "reader": "--reader", "retriever": "--retriever",
 }  # fmt: skip
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # how torch, which raises RuntimeError, says so
-LONGEST_MESSAGE = 1_000  # characters: an id or a path of one's own can be a megabyte
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{_one_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+        self.exit(2, f"{one_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        _drop_output()
+        drop_output()
         return 1
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(_one_line(f"{name}: {_message(error)}"), file=sys.stderr)
+        print(one_line(f"{name}: {error_message(error)}"), file=sys.stderr)
         if isinstance(error, OSError):
-            _drop_output()
+            drop_output()
         return 2
     except RuntimeError as error:
-        if not any(words in str(error) for words in OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         print(f"{name}: out of memory; take a smaller --batch-size, or --limit what is asked", file=sys.stderr)
         return 2
@@ -76,34 +74,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if name in NAMES and (value == "" or (isinstance(value, list) and "" in value)):
             raise ValueError(f"{NAMES[name]} is empty: give it a value; is a variable of the shell unset?")
     return args
-
-
-def _message(error: Exception) -> str:
-    """Return what an error says, with the file and a remedy where Python names these only in its own way."""
-    if isinstance(error, UnicodeEncodeError):
-        character = error.object[error.start]
-        return f"cannot write {character!a} as {error.encoding}: set PYTHONIOENCODING=utf-8"
-    if isinstance(error, OSError) and error.strerror:
-        if error.filename is None:  # one of ours: str(error) would put the error's number in front
-            return error.strerror
-        return f"cannot open {error.filename}: {error.strerror}; check the path and its permissions"
-    return str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
-
-
-def _one_line(message: str) -> str:
-    """Put a message on one line, and cut the middle out of one that nobody would read."""
-    line = " ".join(message.split())
-    half = LONGEST_MESSAGE // 2
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} [...] {line[-half:]}"
-
-
-def _drop_output() -> None:
-    """Send what stdout cannot take nowhere; Python would try to write it once more at exit, and complain."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ def parse_args(args_class: type[Args], presets: Mapping[str, Mapping[str, Any]] 
     return tyro.cli(args_class, default=replace(args_class(), **preset))
 
 
+def check_betas(betas: Sequence[float]) -> None:
+    """Raise ValueError for decay rates that AdamW does not take."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas is {tuple(betas)}: each must be at least 0 and below 1")
+
+
 def check_counts(args: Any, *names: str) -> None:
     """Raise ValueError for a number below 1; None is allowed."""
     for name in names:

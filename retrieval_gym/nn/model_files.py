@@ -161,6 +161,8 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
             os.rename(target, old)
         os.rename(new, target)
     finally:
+        if old.exists() and not target.exists():  # interrupted between the two
+            os.rename(old, target)
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 

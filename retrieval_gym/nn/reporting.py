@@ -32,6 +32,17 @@ def hold_out(dataset: RetrievalDataset, share: float, seed: int) -> tuple[Retrie
     return dataset.select(order[:held_out]), dataset.select(order[held_out:])
 
 
+def check_reachable(dataset: RetrievalDataset, max_steps: int) -> None:
+    """Raise ValueError where a question, trained on or kept apart, has more gold passages than an episode has steps."""
+    most = int(dataset.num_gold.argmax())
+    number = int(dataset.num_gold[most])
+    if number > max_steps:
+        raise ValueError(
+            f"question {dataset.questions[most].id!r} has {number} gold passages, but an episode has max_steps="
+            f"{max_steps}: raise max_steps to {number} with --env-kwargs, or remove the question"
+        )
+
+
 def environment_spec(env_id: str, env_kwargs: Sequence[str]) -> str:
     """Return an environment as one word, ``id`` or ``id?key=value&key=value``."""
     return "?".join([env_id, "&".join(env_kwargs)]) if env_kwargs else env_id

@@ -10,7 +10,8 @@ import random
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -28,15 +29,18 @@ from retrieval_gym.nn.checkpoint import (
     set_generator_state,
     set_rng_state,
 )
+from retrieval_gym.nn.events import EventFile
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
     from tqdm import tqdm
+
+    from retrieval_gym.nn.encoder import TextEncoder
 
 __all__ = [
     "Run",
     "check_config",
     "check_finite",
+    "earlier_run",
     "keep_freed_memory",
     "generator_state",
     "load_checkpoint",
@@ -131,7 +135,7 @@ class Run:
         self.config = config
         self._metrics_path = directory / "metrics.jsonl"
         self._metrics_bytes = 0
-        self._writer: SummaryWriter | None = None
+        self._events: EventFile | None = None
         self._bar: tqdm | None = None
         self._last_line = -math.inf
         self._lock: IO[str] | None = None
@@ -191,11 +195,14 @@ class Run:
         return run
 
     def lock(self) -> None:
-        """Keep other processes from writing to this run until this one ends, where the system can.
+        """Keep other processes from writing to this run until this one ends, where the system can; once is enough.
 
         Raises:
             ValueError: when another process writes to it.
+            OSError: when the folder cannot be written.
         """
+        if self._lock is not None:
+            return
         try:
             self._lock = lock(self.directory / ".lock", wait=False)
         except BlockingIOError as error:
@@ -219,16 +226,13 @@ class Run:
         record = {"step": int(step), **{name: x if math.isfinite(x) else None for name, x in numbers.items()}}
         line = (json.dumps(record) + "\n").encode()
         with writing(self._metrics_path):
-            if self._writer is None:
-                from torch.utils.tensorboard import SummaryWriter
-
+            if self._events is None:
                 self._cut_metrics()
-                self._writer = SummaryWriter(str(self.directory), purge_step=int(step))
+                self._events = EventFile(self.directory, purge_step=int(step))
             with open(self._metrics_path, "ab") as file:
                 file.write(line)
             self._metrics_bytes += len(line)
-            for name, x in numbers.items():
-                self._writer.add_scalar(name, x, int(step))
+            self._events.add(numbers, int(step))
 
     def _cut_metrics(self) -> None:
         """Cut ``metrics.jsonl`` to its length at the checkpoint that was loaded."""
@@ -293,9 +297,46 @@ class Run:
             state = load_checkpoint(previous, map_location)
             print(f"{error}\nloaded {previous} in place of {path}", flush=True)
         metrics_bytes = state.pop("metrics_bytes", self._metrics_bytes)
-        if name == "last" and self._writer is None:
+        if name == "last" and self._events is None:
             self._metrics_bytes = metrics_bytes
         return state
+
+    def has_begun(self) -> bool:
+        """Say whether there is anything to go on with; not in a run that ended before its first checkpoint."""
+        return self._metrics_path.exists() or any((self.directory / "checkpoints").glob("last*.pt"))
+
+    @contextmanager
+    def taking_over(self, name: Literal["last", "best"]) -> Iterator[None]:
+        """Say of a checkpoint that can be read but is not one of this run, a copy of another say, that it is not.
+
+        Raises:
+            ValueError: in place of what the code inside raises where a checkpoint lacks a part or a part does not fit.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"{self._checkpoint(name)} does not fit this run ({type(error).__name__}: {error}): restore it, or "
+                "start a new run"
+            ) from error
+
+    def save_encoder(self, name: str, encoder: TextEncoder) -> None:
+        """Write an encoder into a folder of the run, whole or not at all.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        path = self.directory / name
+        with writing(path):
+            try:
+                encoder.save(path)
+            except Exception as error:  # safetensors and tokenizers have their own for a full disk
+                found = re.search(r"\(os error (\d+)\)", str(error))
+                if found is None:
+                    raise
+                raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
     def _checkpoint(self, name: str) -> Path:
         if name not in CHECKPOINTS:
@@ -318,12 +359,35 @@ class Run:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        if self._writer is not None:
-            with writing(self.directory):
-                self._writer.close()
+        if self._events is not None:
+            self._events.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def earlier_run(resume: str | None, root: str | Path) -> Run | None:
+    """Look at the folder of a run before any work: return the run to go on with, locked, or None for a new one.
+
+    Args:
+        resume: its folder, or None.
+        root: folder of all runs, in which a new one is made later.
+
+    Raises:
+        FileNotFoundError: when there is no run to go on with.
+        ValueError: when it is no run, or another process writes to it.
+        OSError: when the folder cannot be written.
+    """
+    if resume is not None:
+        run = Run.open(resume)
+        run.lock()
+        return run
+    above = next(path for path in (Path(root).absolute(), *Path(root).absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"cannot write {root}: {above} is no folder; choose another one")
+    if not os.access(above, os.W_OK):
+        raise PermissionError(f"cannot write {root}: {above} is read-only for you; choose another folder")
+    return None
 
 
 def _make_unique(root: Path, name: str) -> Path:
