@@ -3,10 +3,10 @@ r"""What training a chain retriever on states that it reaches itself is worth: a
 For each seed, ``--states gold`` is trained first: its run is the first walker of the regimes that walk, and the states
 that it reaches on the reported questions are the fixed ones on which all regimes of that seed are asked for their next
 step. Reported: complete@5 and complete@10 of greedy chains; next-step success on the fixed states by number of wrong
-passages; what deleting these gains; each with the paired difference to gold, intervals over questions and the seeds'
-figures pooled by question; the untrained encoder in a chain and in one search, gold in a search with 4 beams; minutes,
-share of rollouts, and peak memory of each regime. A run that is there is not trained again; one that stopped goes on;
-what was measured of a seed is kept in a file and read from there.
+passages; what deleting these gains; complete@5 by number of gold passages; each with the paired difference to gold,
+intervals over questions and the seeds' figures pooled by question; the untrained encoder in a chain and in one search,
+gold in a search with 4 beams; minutes, share of rollouts, and peak memory of each regime. A run that is there is not
+trained again; one that stopped goes on; what was measured of a seed is kept in a file and read from there.
 
     python benchmarks/state_regimes.py --seeds 1 101 201 --runs runs/regimes --out state_regimes.json \
         --flags "--layers 0 2 5 --no-train-embeddings --autocast"
@@ -158,12 +158,15 @@ def main() -> None:
         runs = {key: run for found in trained for key, run in found.items()}
     figures: dict[str, Any] = {"flags": args.flags, "seeds": args.seeds, "cost": {}, "environments": {}}
     for spec in args.eval_envs or [environment_spec(args.env, args.env_kwargs)]:
-        pool = Pool()
+        pool, num_gold = Pool(), load_reported(spec, "dev")[0].num_gold
         seeds = [{regime: runs[regime, seed] for regime in args.regimes} for seed in args.seeds]
         with ProcessPoolExecutor(args.jobs, get_context("spawn")) as workers:
             for found in workers.map(measure_once, repeat(spec), args.seeds, seeds, repeat(args)):
                 for (name, what), (values, questions) in found.items():
                     pool.add(name, what, values, questions)
+                    for number in np.unique(num_gold[questions]) if what == METRICS[0] else ():
+                        rows = num_gold[questions] == number
+                        pool.add(name, f"{what}, {number} gold", values[rows], questions[rows])
         measures = sorted({measure for _, measure in pool.keys()})
         text, figures["environments"][spec] = pool.report("gold", measures, args.seeds)
         print(f"\n{spec}, dev\n{text}", flush=True)
