@@ -175,7 +175,9 @@ class ChainRetrievalEnv(gym.Env[dict[str, Any], np.int64]):
         """
         questions = self._game.question_option(options, 1)
         super().reset(seed=seed)
-        self._episode = self._game.start([self.np_random], questions)
+        if questions is None:
+            questions = self._game.questions_of(np.array([self.np_random.random()]))
+        self._episode = self._game.start(questions, self._game.draw_pools([self.np_random], questions))
         self._ended = False
         if self.render_mode == "human":
             question = int(self._episode.states.question[0])

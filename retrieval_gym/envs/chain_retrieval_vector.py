@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.envs.chain_retrieval import ChainRetrievalEnv
-from retrieval_gym.envs.episodes import Episodes, copy_states, split_observations, spread_infos
+from retrieval_gym.envs.draws import RowDraws
+from retrieval_gym.envs.episodes import Episodes, copy_states, split_observations
 from retrieval_gym.envs.game import Game, check_options
 from retrieval_gym.envs.saving import check_bools, check_keys, restore_episodes, save_episodes
-from retrieval_gym.mdp import Bools
+from retrieval_gym.mdp import Bools, Ids
 from retrieval_gym.rendering import transcript, use_colour
 from retrieval_gym.rewards import Reward
 
@@ -82,8 +83,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         self.single_observation_space = self._game.observation_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self._generators: list[np.random.Generator | None] = [None] * self.num_envs
-        self._seeds: list[int] = [-1] * self.num_envs
+        self._draws = RowDraws(self.num_envs)
         self._episodes: Episodes | None = None
         self._ended = np.zeros(self.num_envs, bool)
 
@@ -105,28 +105,21 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """The rows' random generators."""
-        return tuple(self._rngs(np.arange(self.num_envs)))
+        return self._draws.lend()
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seeds of the rows' random generators."""
-        self._rngs(np.arange(self.num_envs))
-        return tuple(self._seeds)
+        return self._draws.seeds
 
-    def _rngs(self, rows: NDArray[np.int64]) -> list[np.random.Generator]:
-        """Return the generators of these rows, made from fresh entropy where none was seeded."""
-        generators = []
-        for row in rows.tolist():
-            generator = self._generators[row]
-            if generator is None:
-                generator = self._seed_row(row, None)
-            generators.append(generator)
-        return generators
-
-    def _seed_row(self, row: int, seed: int | None) -> np.random.Generator:
-        generator, self._seeds[row] = seeding.np_random(seed)
-        self._generators[row] = generator
-        return generator
+    def _next_questions(self, rows: NDArray[np.intp], questions: Ids | None) -> tuple[Ids, Ids | None]:
+        """Draw what begins in these rows, each from its own generator: questions where none are given, and pools."""
+        game = self._game
+        rngs = self._draws.generators(rows) if game.mixes_pools else []
+        if questions is None:
+            drawn = np.array([rng.random() for rng in rngs]) if rngs else self._draws.uniform(rows)
+            questions = game.questions_of(drawn)
+        return questions, game.draw_pools(rngs, questions) if game.mixes_pools else None
 
     def _current(self) -> Episodes:
         if self._episodes is None:
@@ -159,8 +152,8 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         for row in rows.tolist():
             row_seed = seeds[row]
             if row_seed is not None:
-                self._seed_row(row, row_seed)
-        fresh = self._game.start(self._rngs(rows), None if questions is None else questions[rows])
+                self._draws.seed(row, row_seed)
+        fresh = self._game.start(*self._next_questions(rows, None if questions is None else questions[rows]))
         if self._episodes is None:
             self._episodes = fresh
         else:
@@ -170,7 +163,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             self.render()
         reset = np.zeros(self.num_envs, bool)
         reset[rows] = True
-        return self._game.observations(self._episodes), spread_infos(self._game.infos(self._episodes), reset)
+        return self._game.observations(self._episodes), self._infos(reset)
 
     def _row_seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
@@ -236,7 +229,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             self._ended = np.zeros(self.num_envs, bool)
         else:
             self._ended = ended.copy()
-        infos |= spread_infos(self._game.infos(episodes))
+        infos |= self._infos(None)
         return self._game.observations(episodes), rewards, ended, np.zeros(self.num_envs, bool), infos
 
     def lookahead(self, actions: NDArray[np.int64]) -> tuple[mdp.States, NDArray[np.float64], NDArray[np.bool_]]:
@@ -275,7 +268,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             stepped = episodes[rows]
             rewards[rows], ended[rows] = self._game.step(stepped, actions[rows].astype(np.int64))
             episodes.put(rows, stepped)
-        self._game.restart(episodes, restart, self._rngs(restart))
+        self._game.restart(episodes, restart, *self._next_questions(restart, None))
         return rewards, ended
 
     def _restart(self, rows: NDArray[np.intp], ended: Bools) -> dict[str, Any]:
@@ -285,8 +278,8 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         last = split_observations(self._game.observations(episodes, rows))
         for row, observation in zip(rows.tolist(), last, strict=True):
             final_obs[row] = observation
-        final_info = spread_infos(self._game.infos(episodes), ended)
-        self._game.restart(episodes, rows, self._rngs(rows))
+        final_info = self._infos(ended)
+        self._game.restart(episodes, rows, *self._next_questions(rows, None))
         return {
             "final_obs": final_obs,
             "_final_obs": ended.copy(),
@@ -294,12 +287,22 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             "_final_info": ended.copy(),
         }
 
+    def _infos(self, rows: Bools | None) -> dict[str, NDArray]:
+        """Return the infos of a vector environment: 0 outside ``rows``, a mask (all when None), and it as ``_key``."""
+        infos: dict[str, NDArray] = {}
+        for key, values in self._game.infos(self._current().only(rows)).items():
+            infos[key] = values
+            infos[f"_{key}"] = np.ones(self.num_envs, bool) if rows is None else rows.copy()
+        return infos
+
     def get_state(self) -> dict[str, Any]:
         """Return what ``set_state`` needs to go on from here: plain numbers, strings, lists and dictionaries."""
         return {
             "episodes": save_episodes(self._game, self._current()),
             "ended": self._ended.tolist(),
-            "generators": [_stringify(rng.bit_generator.state) for rng in self._rngs(np.arange(self.num_envs))],
+            "generators": [
+                _stringify(rng.bit_generator.state) for rng in self._draws.generators(np.arange(self.num_envs))
+            ],
         }
 
     def set_state(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -327,8 +330,8 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
                 "the stop_when_complete that it was saved with"
             )
         self._episodes, self._ended = episodes, ended
-        self._generators[:], self._seeds = generators, [-1] * self.num_envs
-        return self._game.observations(episodes), spread_infos(self._game.infos(episodes))
+        self._draws.restore(generators)
+        return self._game.observations(episodes), self._infos(None)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Say which actions pick a passage, bool ``(num_envs, n)``."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +12,34 @@ from retrieval_gym import mdp
 from retrieval_gym.mdp import Bools, Ids
 
 
-@dataclass(frozen=True)
+class Layout(NamedTuple):
+    """How wide the rows of a game's episodes are.
+
+    Attributes:
+        max_steps: the budget T.
+        candidates: positions P of the largest pool; 0 when the whole corpus can be picked.
+        max_gold: gold passages of the question that has most.
+        texts: whether the texts of question and picks are kept.
+    """
+
+    max_steps: int
+    candidates: int
+    max_gold: int
+    texts: bool
+
+
 class Episodes:
     """B episodes under way, whose arrays change in place.
 
-    Beside the states stands what follows from them and would be slow to work out anew at each step.
+    Beside the states stands what follows from them and would be slow to work out anew at each step. All of it lies in
+    three tables, so that an episode begins, moves and is copied with one assignment each; the attributes are views of
+    their columns.
+
+    Args:
+        layout: the columns.
+        numbers: int64 ``(B, 4 + 2 * T + P)``.
+        flags: bool ``(B, 2 + max_gold + P)``.
+        texts: object array ``(B, 2)``, or None.
 
     Attributes:
         states: the states; ``picked`` holds corpus ids.
@@ -32,47 +54,71 @@ class Episodes:
         passages: the picked passages' texts, an object array ``(B,)`` of tuples; None when ids are observed.
     """
 
-    states: mdp.States
-    picked: Ids
-    count: Ids
-    mask: Bools | None
-    found: Bools
-    gold_found: Ids
-    complete: Bools
-    invalid_action: Bools
-    questions: NDArray[np.object_] | None
-    passages: NDArray[np.object_] | None
+    def __init__(self, layout: Layout, numbers: Ids, flags: Bools, texts: NDArray[np.object_] | None) -> None:
+        steps, gold, in_pools = layout.max_steps, layout.max_gold, layout.candidates > 0
+        self.layout, self.numbers, self.flags, self.texts = layout, numbers, flags, texts
+        self.count, self.gold_found = numbers[:, 2], numbers[:, 3]
+        self.picked = numbers[:, 4 + steps : 4 + 2 * steps]
+        self.states = mdp.States(
+            question=numbers[:, 0],
+            pool=numbers[:, 4 + 2 * steps :] if in_pools else None,
+            picked=numbers[:, 4 : 4 + steps],
+            steps_left=numbers[:, 1],
+        )
+        self.complete, self.invalid_action = flags[:, 0], flags[:, 1]
+        self.found = flags[:, 2 : 2 + gold]
+        self.mask = flags[:, 2 + gold :] if in_pools else None
+        self.questions: NDArray[np.object_] | None = None if texts is None else texts[:, 0]
+        self.passages: NDArray[np.object_] | None = None if texts is None else texts[:, 1]
+
+    @classmethod
+    def empty(cls, layout: Layout, size: int) -> Episodes:
+        """Return room for ``size`` episodes."""
+        return cls(
+            layout,
+            np.empty((size, 4 + 2 * layout.max_steps + layout.candidates), np.int64),
+            np.empty((size, 2 + layout.max_gold + layout.candidates), bool),
+            np.empty((size, 2), object) if layout.texts else None,
+        )
+
+    @classmethod
+    def fresh(cls, layout: Layout, questions: Ids, pool: Ids | None) -> Episodes:
+        """Return episodes about ``questions``, int64 ``(B,)``, that begin, without their texts.
+
+        Args:
+            layout: of the game.
+            questions: what is asked.
+            pool: candidates, int64 ``(B, P)``; None is the whole corpus.
+        """
+        episodes = cls.empty(layout, len(questions))
+        episodes.numbers.fill(-1)
+        episodes.flags.fill(False)
+        episodes.states.question[:], episodes.states.steps_left[:] = questions, layout.max_steps
+        episodes.count[:] = episodes.gold_found[:] = 0
+        if pool is not None and episodes.states.pool is not None and episodes.mask is not None:
+            episodes.states.pool[:] = pool
+            episodes.mask[:] = pool >= 0
+        return episodes
 
     def __len__(self) -> int:
-        return len(self.states)
+        return len(self.numbers)
 
     def __getitem__(self, rows: NDArray) -> Episodes:
         """Return a copy of these rows."""
-        return Episodes(
-            self.states[rows],
-            self.picked[rows],
-            self.count[rows],
-            None if self.mask is None else self.mask[rows],
-            self.found[rows],
-            self.gold_found[rows],
-            self.complete[rows],
-            self.invalid_action[rows],
-            None if self.questions is None else self.questions[rows],
-            None if self.passages is None else self.passages[rows],
-        )
+        texts = None if self.texts is None else self.texts[rows]
+        return Episodes(self.layout, self.numbers[rows], self.flags[rows], texts)
 
-    def _arrays(self) -> list[NDArray]:
-        states = self.states
-        arrays = [
-            states.question, states.pool, states.picked, states.steps_left, self.picked, self.count, self.mask,
-            self.found, self.gold_found, self.complete, self.invalid_action, self.questions, self.passages,
-        ]  # fmt: skip
-        return [array for array in arrays if array is not None]
+    def only(self, rows: Bools | None) -> Episodes:
+        """Return a copy without texts, in which all rows but these (None: all of them) are 0."""
+        if rows is None:
+            return Episodes(self.layout, self.numbers.copy(), self.flags.copy(), None)
+        return Episodes(self.layout, self.numbers * rows[:, None], self.flags & rows[:, None], None)
 
     def put(self, rows: NDArray, other: Episodes) -> None:
         """Overwrite these rows with ``other``, of the same game."""
-        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
-            mine[rows] = theirs
+        self.numbers[rows], self.flags[rows] = other.numbers, other.flags
+        if self.texts is not None:
+            self.texts[rows] = other.texts
 
 
 def copy_states(states: mdp.States) -> mdp.States:
@@ -81,27 +127,17 @@ def copy_states(states: mdp.States) -> mdp.States:
 
 
 def split_observations(batch: Mapping[str, Iterable]) -> list[dict[str, Any]]:
-    """Return one observation dictionary a row of a batch, whose values are equally long."""
-    keys = tuple(batch)
-    return [dict(zip(keys, values)) for values in zip(*batch.values())]  # noqa: B905 - a third faster
+    """Return one observation dictionary a row of a batch, as ``Game.observations`` returns it."""
+    rows = zip(batch["picked"], batch["question"], batch["steps_left"], strict=True)
+    split = [
+        {"picked": picked, "question": question, "steps_left": steps_left} for picked, question, steps_left in rows
+    ]
+    if "passages" in batch:
+        for observation, passages in zip(split, batch["passages"], strict=True):
+            observation["passages"] = passages
+    return split
 
 
 def single_info(batch: Mapping[str, NDArray]) -> dict[str, Any]:
     """Return the info of a batch of one: numbers as Python's own, rows as arrays that share no memory with it."""
     return {key: values[0].copy() if values.ndim > 1 else values[0].item() for key, values in batch.items()}
-
-
-def spread_infos(batch: Mapping[str, NDArray], rows: Bools | None = None) -> dict[str, NDArray]:
-    """Return the infos of a vector environment: 0 outside ``rows``, a mask (all when None), and it as ``_key``.
-
-    Args:
-        batch: infos of all episodes; the result shares no memory with them.
-        rows: the episodes that have an info, bool ``(B,)``.
-    """
-    masks = np.empty((len(batch), len(next(iter(batch.values())))), bool)
-    masks[:] = True if rows is None else rows
-    spread: dict[str, NDArray] = {}
-    for (key, values), mask in zip(batch.items(), masks, strict=True):
-        spread[key] = values.copy() if rows is None else values * (rows if values.ndim == 1 else rows[:, None])
-        spread[f"_{key}"] = mask
-    return spread

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from retrieval_gym import mdp
 from retrieval_gym.datasets import RetrievalDataset, load_dataset
-from retrieval_gym.envs.episodes import Episodes, copy_states
+from retrieval_gym.envs.episodes import Episodes, Layout, copy_states
 from retrieval_gym.mdp import Bools, Ids
 from retrieval_gym.rewards import GoldReward, Reward, get_reward
 from retrieval_gym.spaces import Utf8Text
@@ -29,6 +29,8 @@ class Game:
 
     Attributes:
         dataset: what is asked and what can be picked.
+        in_pools: whether each question has its own candidates.
+        mixes_pools: whether the dataset makes them anew for each episode.
         num_actions: positions in the largest pool, or passages of the corpus.
         observation_space: of one episode.
         action_space: of one episode.
@@ -57,11 +59,13 @@ class Game:
         self.stop_when_complete = bool(stop_when_complete)
         if not allow_unreachable:
             self._check_reachable()
-        self._texts = observation == "text"
-        self._pools = self._pool_table()
         max_pool = self.dataset.max_pool
         self.in_pools = max_pool is not None
         self.num_actions = len(self.dataset.corpus) if max_pool is None else max_pool
+        self._texts = observation == "text"
+        self._layout = Layout(self.max_steps, max_pool or 0, self.dataset.max_gold, self._texts)
+        self.mixes_pools = self.in_pools and type(self.dataset).pool is not RetrievalDataset.pool
+        self._first = None if self.mixes_pools else self._first_episodes()
         self.action_space = spaces.Discrete(self.num_actions)
         self.observation_space = self._observation_space()
 
@@ -75,12 +79,11 @@ class Game:
                 "allow_unreachable=True to keep questions that cannot be completed"
             )
 
-    def _pool_table(self) -> Ids | None:
-        """All pools in one array, unless the dataset has none or makes a pool anew for each episode."""
-        pools, width = self.dataset.pools, self.dataset.max_pool
-        if pools is None or width is None or type(self.dataset).pool is not RetrievalDataset.pool:
-            return None
-        return mdp.pad_pools(list(pools), width)
+    def _first_episodes(self) -> Episodes:
+        """Return the episode of each question as it begins, of which others are copies."""
+        pools = self.dataset.pools
+        table = None if pools is None else mdp.pad_pools(list(pools), self.num_actions)
+        return Episodes.fresh(self._layout._replace(texts=False), np.arange(len(self.dataset)), table)
 
     def _observation_space(self) -> spaces.Dict:
         parts: dict[str, spaces.Space] = {
@@ -119,57 +122,35 @@ class Game:
             )
         return np.broadcast_to(value, (rows,)).astype(np.int64)
 
-    def start(self, rngs: list[np.random.Generator], questions: Ids | None = None) -> Episodes:
-        """Begin one episode for each generator, about ``questions`` or about ones drawn uniformly."""
-        size, steps = len(rngs), self.max_steps
-        candidates = (size, self.num_actions)
-        episodes = Episodes(
-            states=mdp.States(
-                question=np.empty(size, np.int64),
-                pool=np.empty(candidates, np.int64) if self.in_pools else None,
-                picked=np.empty((size, steps), np.int64),
-                steps_left=np.empty(size, np.int64),
-            ),
-            picked=np.empty((size, steps), np.int64),
-            count=np.empty(size, np.int64),
-            mask=np.empty(candidates, bool) if self.in_pools else None,
-            found=np.empty((size, self.dataset.max_gold), bool),
-            gold_found=np.empty(size, np.int64),
-            complete=np.empty(size, bool),
-            invalid_action=np.empty(size, bool),
-            questions=np.empty(size, object) if self._texts else None,
-            passages=np.empty(size, object) if self._texts else None,
-        )
-        self.restart(episodes, slice(None), rngs, questions)
+    def start(self, questions: Ids, pool: Ids | None) -> Episodes:
+        """Begin one episode for each question, with these candidates; see ``restart``."""
+        episodes = Episodes.empty(self._layout, len(questions))
+        self.restart(episodes, slice(None), questions, pool)
         return episodes
 
-    def restart(
-        self,
-        episodes: Episodes,
-        rows: NDArray[np.intp] | slice,
-        rngs: list[np.random.Generator],
-        questions: Ids | None = None,
-    ) -> None:
-        """Begin an episode in these rows, in place, about ``questions`` or about ones drawn uniformly.
+    def restart(self, episodes: Episodes, rows: NDArray[np.intp] | slice, questions: Ids, pool: Ids | None) -> None:
+        """Begin an episode in these rows, in place.
 
-        A row's question, and its pool where the dataset makes it anew, come from the row's own generator.
+        Args:
+            episodes: of this game.
+            rows: B of them.
+            questions: what is asked, int64 ``(B,)``.
+            pool: candidates as ``draw_pools`` returns them; looked at where the dataset makes them anew.
         """
-        if questions is None:
-            # One float a row: several times faster than Generator.integers, and u * n < n holds for every u < 1.
-            questions = (np.array([rng.random() for rng in rngs]) * len(self.dataset)).astype(np.int64)
-        pool, states = self.draw_pools(rngs, questions), episodes.states
-        states.question[rows] = questions
-        states.picked[rows] = episodes.picked[rows] = -1
-        states.steps_left[rows] = self.max_steps
-        episodes.count[rows] = episodes.gold_found[rows] = 0
-        episodes.found[rows] = False
-        episodes.complete[rows] = episodes.invalid_action[rows] = False
-        if pool is not None and states.pool is not None and episodes.mask is not None:
-            states.pool[rows] = pool
-            episodes.mask[rows] = pool >= 0
+        if self._first is None:
+            first = Episodes.fresh(self._layout, questions, pool)
+            episodes.numbers[rows], episodes.flags[rows] = first.numbers, first.flags
+        else:
+            episodes.numbers[rows] = self._first.numbers.take(questions, axis=0)
+            episodes.flags[rows] = self._first.flags.take(questions, axis=0)
         if episodes.questions is not None and episodes.passages is not None:
             episodes.questions[rows] = self._question_texts(questions)
-            episodes.passages[rows] = _object_array([()] * len(rngs))
+            episodes.passages[rows] = _object_array([()] * len(questions))
+
+    def questions_of(self, uniform: NDArray[np.float64]) -> Ids:
+        """Return the question that each number drawn uniformly from [0, 1) stands for, int64 ``(B,)``."""
+        # Several times faster than Generator.integers, and u * n < n holds for every u < 1.
+        return (uniform * len(self.dataset)).astype(np.int64)
 
     def at(self, states: mdp.States, picked: Ids, invalid_action: Bools) -> Episodes:
         """Return the episodes that stand at ``states``, everything else worked out from them.
@@ -179,48 +160,38 @@ class Game:
             picked: their picks as actions, int64 ``(B, T)``.
             invalid_action: whether the last action picked nothing, bool ``(B,)``.
         """
-        found = mdp.found_gold(states, self.dataset)
-        gold_found = found.sum(axis=1)
-        texts = passages = None
-        if self._texts:
-            texts = self._question_texts(states.question)
-            passages = _object_array([tuple(self.dataset.corpus.texts(row[row >= 0])) for row in states.picked])
-        return Episodes(
-            states=states,
-            picked=picked,
-            count=states.count,
-            mask=None if states.pool is None else mdp.action_mask(states, self.num_actions),
-            found=found,
-            gold_found=gold_found,
-            complete=gold_found == self.dataset.num_gold[states.question],
-            invalid_action=invalid_action,
-            questions=texts,
-            passages=passages,
-        )
+        episodes = Episodes.fresh(self._layout, states.question, states.pool)
+        episodes.states.picked[:], episodes.states.steps_left[:] = states.picked, states.steps_left
+        episodes.picked[:], episodes.count[:] = picked, states.count
+        episodes.found[:] = mdp.found_gold(states, self.dataset)
+        episodes.gold_found[:] = episodes.found.sum(axis=1)
+        episodes.complete[:] = episodes.gold_found == self.dataset.num_gold[states.question]
+        episodes.invalid_action[:] = invalid_action
+        if episodes.mask is not None:
+            episodes.mask[:] = mdp.action_mask(states, self.num_actions)
+        if episodes.questions is not None and episodes.passages is not None:
+            episodes.questions[:] = self._question_texts(states.question)
+            texts = [tuple(self.dataset.corpus.texts(row[row >= 0])) for row in states.picked]
+            episodes.passages[:] = _object_array(texts)
+        return episodes
 
     def _question_texts(self, questions: Ids) -> NDArray[np.object_]:
         return _object_array([self.dataset.questions[i].text for i in questions.tolist()])
-
-    @property
-    def mixes_pools(self) -> bool:
-        """Whether the dataset makes a pool anew for each episode."""
-        return self.in_pools and self._pools is None
 
     def draw_pools(self, rngs: list[np.random.Generator], questions: Ids) -> Ids | None:
         """Return the pools of ``questions``, int64 ``(B, P)`` padded with -1; None is the whole corpus.
 
         ``rngs``, one a question, mix the pools of a dataset that makes them anew, and are not looked at otherwise.
         """
-        if self._pools is not None:
-            return self._pools.take(questions, axis=0)
-        if not self.in_pools:
-            return None
+        if self._first is not None:
+            pool = self._first.states.pool
+            return None if pool is None else pool.take(questions, axis=0)
         drawn = [self.dataset.pool(i, rng) for i, rng in zip(questions.tolist(), rngs, strict=True)]
         return mdp.pad_pools([pool for pool in drawn if pool is not None], self.num_actions)
 
     def check_actions(self, actions: NDArray, space: spaces.Space) -> None:
         """Raise a ValueError that names the first action outside ``space``, whose rows have ``num_actions`` actions."""
-        outside = (actions < 0) | (actions >= self.num_actions)
+        outside = actions.astype(np.uint64) >= self.num_actions  # negative ones become the largest
         if outside.any():
             raise ValueError(f"action {actions[outside][0]} is outside {space}: take 0 to {self.num_actions - 1}")
 
