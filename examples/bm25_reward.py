@@ -33,4 +33,3 @@ def _index() -> tuple[bm25s.BM25, dict[str, int]]:
 def _scores(index: bm25s.BM25, question: str) -> np.ndarray:
     (words,) = bm25s.tokenize([question], return_ids=False, show_progress=False)
     return index.get_scores(words).astype(np.float64)
-
