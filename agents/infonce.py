@@ -18,8 +18,10 @@ the first epoch an encoder that was trained on gold histories alone does the wal
 from __future__ import annotations
 
 from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
+    let_threads_sleep()
     tell_in_one_line("infonce")  # loading torch takes seconds, in which Ctrl-C is likely
 
 import math
@@ -73,6 +75,7 @@ from retrieval_gym.nn.reporting import (
     load_reported,
     refuse_overlap,
     report_difference,
+    tell_long_warmup,
     tell_run,
     tell_selected,
     untrained_values,
@@ -470,6 +473,7 @@ def main(args: Args) -> Path:
         f"run {run.directory} on {device}: {'LoRA' if lora else 'all weights'}, {args.epochs} epochs of {sum(sizes)} "
         f"states, {sum(others)} of them beside the gold histories"
     )
+    tell_long_warmup(args, args.epochs * sum(batches))
     first_part, best = 0, [-1.0, -1.0]
 
     def checkpoint(part: int) -> dict[str, Any]:

@@ -21,8 +21,10 @@ loss is taken at every state on the way.
 from __future__ import annotations
 
 from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
+    let_threads_sleep()
     tell_in_one_line("pao")  # loading torch takes seconds, in which Ctrl-C is likely
 
 import math

@@ -15,8 +15,10 @@ Without a preset the hyperparameters are those of the paper (appendix F).
 from __future__ import annotations
 
 from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
+    let_threads_sleep()
     tell_in_one_line("pqn")  # loading torch takes seconds, in which Ctrl-C is likely
 
 import copy

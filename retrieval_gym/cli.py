@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from retrieval_gym import __version__
 from retrieval_gym.messages import drop_output, error_message, is_out_of_memory, one_line
+from retrieval_gym.threads import let_threads_sleep
 
 COMMANDS = (
     "datasets", "play", "evaluate", "diagnose", "stopping", "geometry", "answer", "report", "validate", "convert",
@@ -32,6 +33,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status; bad input or a missing extra prints one line and returns 2."""
     name = "retrieval_gym"
+    let_threads_sleep()
     try:
         args = _parse(argv)
         name = f"retrieval_gym {args.command}"

@@ -16,6 +16,8 @@ from retrieval_gym.evaluation import Evaluation, paired_bootstrap
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 
+FEW_QUESTIONS = 20
+
 
 def hold_out(dataset: RetrievalDataset, share: float, seed: int) -> tuple[RetrievalDataset, RetrievalDataset]:
     """Part the questions at random: those to select a checkpoint on, at least one, and those to train on.
@@ -139,6 +141,8 @@ def tell_selected(what: str, metric: str, value: float, selection: RetrievalData
     """Print which checkpoint is reported; ``update 0`` is the untrained encoder."""
     note = ", the untrained encoder: no later one was better" if what.endswith(" 0") else ""
     print(f"\nselected {what}{note}; {metric} {value:.3f} on {len(selection)} train questions kept apart")
+    if note and len(selection) < FEW_QUESTIONS:
+        print(f"{len(selection)} questions hardly tell checkpoints apart: raise --selection-share, or add questions")
 
 
 def tell_run(directory: Path, env_id: str, env_kwargs: Sequence[str]) -> None:
