@@ -29,8 +29,7 @@ class Game:
 
     Attributes:
         dataset: what is asked and what can be picked.
-        in_pools: whether each question has its own candidates.
-        mixes_pools: whether the dataset makes them anew for each episode.
+        mixes_pools: whether the dataset makes a question's own candidates anew for each episode.
         num_actions: positions in the largest pool, or passages of the corpus.
         observation_space: of one episode.
         action_space: of one episode.
@@ -60,11 +59,10 @@ class Game:
         if not allow_unreachable:
             self._check_reachable()
         max_pool = self.dataset.max_pool
-        self.in_pools = max_pool is not None
         self.num_actions = len(self.dataset.corpus) if max_pool is None else max_pool
         self._texts = observation == "text"
         self._layout = Layout(self.max_steps, max_pool or 0, self.dataset.max_gold, self._texts)
-        self.mixes_pools = self.in_pools and type(self.dataset).pool is not RetrievalDataset.pool
+        self.mixes_pools = max_pool is not None and type(self.dataset).pool is not RetrievalDataset.pool
         self._first = None if self.mixes_pools else self._first_episodes()
         self.action_space = spaces.Discrete(self.num_actions)
         self.observation_space = self._observation_space()
