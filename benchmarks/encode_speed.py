@@ -28,6 +28,7 @@ from sentence_transformers import SentenceTransformer
 from retrieval_gym import Passage, __version__, load_dataset
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.model_files import DEFAULT_MODEL, find_model
+from retrieval_gym.nn.precision import use_bfloat16
 
 TARGETS = {"float32": 1.2, "bfloat16": 1.8}
 
@@ -81,7 +82,8 @@ def main() -> None:
         encoder.autocast = autocast
         return encoder.encode(texts, "passage", token_budget=args.token_budget).cpu()
 
-    runs: dict[str, Callable[[], Any]] = {"float32": lambda: ours(False), "bfloat16": lambda: ours(True)}
+    targets = {name: target for name, target in TARGETS.items() if name == "float32" or use_bfloat16(args.device)}
+    runs: dict[str, Callable[[], Any]] = {name: lambda name=name: ours(name != "float32") for name in targets}
     for size in args.batch_sizes:
         runs[f"sentence-transformers {size}"] = lambda size=size: theirs.encode(
             texts, batch_size=size, convert_to_tensor=True, show_progress_bar=False
@@ -94,9 +96,9 @@ def main() -> None:
         for name, run in runs.items():
             times[name].append(spent(run))
     medians = {name: statistics.median(wall for wall, _ in values) for name, values in times.items()}
-    best = min((name for name in runs if name not in TARGETS), key=lambda name: medians[name])
+    best = min((name for name in runs if name not in targets), key=lambda name: medians[name])
     figures: dict[str, Any] = {name: {"passages_per_second": len(texts) / seconds} for name, seconds in medians.items()}
-    for name, target in TARGETS.items():
+    for name, target in targets.items():
         pairs = list(zip(times[best], times[name], strict=True))
         figures[name] |= {
             "ratio": statistics.median(theirs[0] / ours[0] for theirs, ours in pairs),

@@ -28,6 +28,7 @@ import torch
 
 from retrieval_gym import __version__
 from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.precision import use_bfloat16
 from retrieval_gym.registration import environment_dataset
 
 PQN = Path(__file__).resolve().parents[1] / "agents" / "pqn.py"
@@ -132,7 +133,9 @@ def main() -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "processor": platform.processor() or platform.machine(),
-        "both_trained": [train_both(pqn, env, options.updates, autocast) for autocast in (False, True)],
+        "both_trained": [
+            train_both(pqn, env, options.updates, autocast) for autocast in sorted({False, use_bfloat16("cpu")})
+        ],
         "frozen_actions": share_of_bare_pass(pqn, 8 * options.updates),
     }
     print(json.dumps(result, indent=2))

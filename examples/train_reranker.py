@@ -127,7 +127,7 @@ def main(args: Args) -> dict[str, float]:
         per_device_train_batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         warmup_steps=int(0.1 * args.epochs * len(columns[0]) / args.batch_size),
-        bf16=args.bf16,
+        bf16=encoder.autocast,
         use_cpu=model.device.type == "cpu",
         seed=args.seed,
         save_strategy="no",

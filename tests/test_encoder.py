@@ -14,6 +14,7 @@ from retrieval_gym.nn import model_files  # noqa: E402
 from retrieval_gym.nn.batching import cut_batches  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
 from retrieval_gym.nn.pooling import Dense, Normalize, pool, pooling_mode  # noqa: E402
+from retrieval_gym.nn.precision import use_bfloat16  # noqa: E402
 
 TEXTS = [
     "Who wrote it?",
@@ -64,9 +65,26 @@ def test_default_model_equals_sentence_transformers():
     texts = [*TEXTS, "word " * 400]
     torch.testing.assert_close(encoder.encode(texts), theirs.encode(texts, convert_to_tensor=True), atol=1e-5, rtol=0)
     assert encoder.truncated == 1
-    with_bf16 = TextEncoder.load(autocast=True).encode(TEXTS)
-    cosines = (with_bf16 * encoder.encode(TEXTS)).sum(dim=1)
+    encoder.autocast = True
+    cosines = (encoder.encode(texts) * theirs.encode(texts, convert_to_tensor=True)).sum(dim=1)
     assert 0.995 < cosines.min() < 1 - 1e-7
+
+
+def test_autocast_stays_off_where_a_processor_would_imitate_it(monkeypatch, tmp_path, capsys):
+    bert().save(tmp_path / "model")
+    capabilities = {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    use_bfloat16.cache_clear()
+    plain = [TextEncoder.load(tmp_path / "model", autocast=autocast) for autocast in (True, True, False)]
+    assert [encoder.autocast for encoder in plain] == [False] * 3
+    assert capsys.readouterr().err.count("no bfloat16") == 1
+    for name in ("avx512_bf16", "amx_bf16"):
+        use_bfloat16.cache_clear()
+        monkeypatch.setitem(capabilities, name, True)
+        assert TextEncoder.load(tmp_path / "model", autocast=True).autocast
+        monkeypatch.setitem(capabilities, name, False)
+    assert use_bfloat16("cuda") and not capsys.readouterr().err
+    use_bfloat16.cache_clear()
 
 
 def test_state_text_equals_the_joined_tokens_of_its_parts():

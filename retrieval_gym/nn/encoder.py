@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from retrieval_gym.nn import model_files
 from retrieval_gym.nn.batching import batch_limits, cut_batches
 from retrieval_gym.nn.pooling import Dense, Normalize, pool, pooling_mode
+from retrieval_gym.nn.precision import use_bfloat16
 
 Tokens = NDArray[np.int32]
 Kind = Literal["query", "passage"]
@@ -109,7 +110,7 @@ class TextEncoder(nn.Module):
             device: where it runs.
             max_length: longest input in tokens; None is the model's own.
             layers: transformer layers to keep, such as ``(0, 2, 5)``; None keeps all.
-            autocast: run the forward pass in bfloat16.
+            autocast: run the forward pass in bfloat16; a processor without it stays in float32, and stderr says so.
             query_prompt: text before every query; None is the model's own, ``""`` is none.
             passage_prompt: text before every passage.
 
@@ -120,6 +121,7 @@ class TextEncoder(nn.Module):
         from transformers import AutoTokenizer
 
         folder = model_files.find_model(name_or_path)
+        autocast = autocast and use_bfloat16(torch.device(device).type)
         modules = model_files.read_modules(folder)
         transformer, pooling = modules[0][1], modules[1][1]
         own_length = model_files.read_json(transformer / "sentence_bert_config.json").get("max_seq_length")
