@@ -45,6 +45,15 @@ def test_nobody_sees_that_draws_are_in_stock(calls):
             assert draws.lend()[what].normal() == plain[what].normal()
 
 
+def test_many_draws_of_changing_rows_are_each_row_s_own():
+    draws, plain, rng = RowDraws(5), [seeding.np_random(seed)[0] for seed in range(5)], np.random.default_rng(0)
+    for row in range(5):
+        draws.seed(row, row)
+    for _ in range(5 * STOCK):
+        rows = np.flatnonzero(rng.random(5) < np.linspace(0.1, 1, 5))  # the last row runs out ten times as often
+        assert draws.uniform(rows).tolist() == [plain[row].random() for row in rows]
+
+
 def test_a_lent_generator_stays_the_row_s_own():
     draws, plain = RowDraws(1), seeding.np_random(7)[0]
     draws.seed(0, 7)

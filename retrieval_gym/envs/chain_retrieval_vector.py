@@ -85,6 +85,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._draws = RowDraws(self.num_envs)
         self._episodes: Episodes | None = None
+        self._info_views: dict[str, NDArray] = {}  # of the episodes, which change in place
         self._ended = np.zeros(self.num_envs, bool)
 
     @property
@@ -126,6 +127,9 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             raise gym.error.ResetNeeded("no episode has begun: call reset() first")
         return self._episodes
 
+    def _play(self, episodes: Episodes) -> None:
+        self._episodes, self._info_views = episodes, self._game.infos(episodes)
+
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,7 +159,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
                 self._draws.seed(row, row_seed)
         fresh = self._game.start(*self._next_questions(rows, None if questions is None else questions[rows]))
         if self._episodes is None:
-            self._episodes = fresh
+            self._play(fresh)
         else:
             self._episodes.put(rows, fresh)
         self._ended[rows] = False
@@ -163,7 +167,7 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
             self.render()
         reset = np.zeros(self.num_envs, bool)
         reset[rows] = True
-        return self._game.observations(self._episodes), self._infos(reset)
+        return self._game.observations(self._current()), self._infos(reset)
 
     def _row_seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
@@ -274,10 +278,9 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
     def _restart(self, rows: NDArray[np.intp], ended: Bools) -> dict[str, Any]:
         """Begin an episode in ``rows``, where ``ended`` is True; return their last observations and infos."""
         episodes = self._current()
-        final_obs = np.empty(self.num_envs, object)  # all None
         last = split_observations(self._game.observations(episodes, rows))
-        for row, observation in zip(rows.tolist(), last, strict=True):
-            final_obs[row] = observation
+        final_obs = np.empty(self.num_envs, object)  # all None
+        final_obs[rows] = np.fromiter(last, object, len(last))
         final_info = self._infos(ended)
         self._game.restart(episodes, rows, *self._next_questions(rows, None))
         return {
@@ -289,10 +292,15 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
 
     def _infos(self, rows: Bools | None) -> dict[str, NDArray]:
         """Return the infos of a vector environment: 0 outside ``rows``, a mask (all when None), and it as ``_key``."""
+        masks = np.empty((len(self._info_views), self.num_envs), bool)
+        masks[:] = True if rows is None else rows
+        others = None if rows is None else (~rows).nonzero()[0]
         infos: dict[str, NDArray] = {}
-        for key, values in self._game.infos(self._current().only(rows)).items():
-            infos[key] = values
-            infos[f"_{key}"] = np.ones(self.num_envs, bool) if rows is None else rows.copy()
+        for (key, values), mask in zip(self._info_views.items(), masks, strict=True):
+            infos[key] = values.copy()
+            if others is not None:
+                infos[key][others] = 0
+            infos[f"_{key}"] = mask
         return infos
 
     def get_state(self) -> dict[str, Any]:
@@ -329,7 +337,8 @@ class ChainRetrievalVectorEnv(VectorEnv[dict[str, Any], NDArray[np.int64], NDArr
                 f"'ended' of the saved state is {ended[wrong[0]]} in row {wrong[0]}, against its episode: go on with "
                 "the stop_when_complete that it was saved with"
             )
-        self._episodes, self._ended = episodes, ended
+        self._play(episodes)
+        self._ended = ended
         self._draws.restore(generators)
         return self._game.observations(episodes), self._infos(None)
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
-STOCK = 32  # draws fetched from a generator at once
+STOCK = 128  # draws fetched from a generator at once
 
 
 class RowDraws:
@@ -26,17 +26,18 @@ class RowDraws:
         self._seeds = [-1] * rows
         self._stock = np.empty((rows, STOCK))
         self._used = np.full(rows, STOCK)
+        self._sure = 0  # draws that every row has in stock at least
         self._lent = False
 
     def seed(self, row: int, seed: int | None) -> None:
         """Begin a row's generator anew; None takes fresh entropy."""
         self._generators[row], self._seeds[row] = seeding.np_random(seed)
-        self._used[row] = STOCK
+        self._empty(row)
 
     def restore(self, generators: Sequence[np.random.Generator]) -> None:
         """Take these generators, whose seeds are not known."""
         self._generators[:], self._seeds[:] = generators, [-1] * len(generators)
-        self._used[:] = STOCK
+        self._empty(slice(None))
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -58,14 +59,24 @@ class RowDraws:
         """Draw one number in [0, 1) from the generator of each of these rows, float64 ``(len(rows),)``."""
         if self._lent:
             return np.array([generator.random() for generator in self.generators(rows)])
+        if self._sure == 0:
+            self._fetch()
+        self._sure -= 1
         used = self._used[rows]
-        if (used == STOCK).any():
-            for row in rows[used == STOCK].tolist():
-                self._stock[row] = self._made(row).random(STOCK)
-                self._used[row] = 0
-            used = self._used[rows]
         self._used[rows] = used + 1
         return self._stock[rows, used]
+
+    def _fetch(self) -> None:
+        """Fill the stock of every row that has less than half of it left."""
+        for row in np.flatnonzero(self._used > STOCK // 2).tolist():
+            used, generator = self._used[row], self._made(row)
+            self._stock[row] = np.concatenate([self._stock[row, used:], generator.random(used)])
+            self._used[row] = 0
+        self._sure = STOCK // 2
+
+    def _empty(self, rows: int | slice) -> None:
+        self._used[rows] = STOCK
+        self._sure = 0
 
     def _made(self, row: int) -> np.random.Generator:
         if self._generators[row] is None:
@@ -83,5 +94,5 @@ class RowDraws:
             bits.advance(-left)
             # advance() forgets a half of 64 bits that a 32-bit draw has left for the next one.
             bits.state = {**before, "state": bits.state["state"]}
-            self._used[row] = STOCK
+            self._empty(row)
         return generator

@@ -108,12 +108,6 @@ class Episodes:
         texts = None if self.texts is None else self.texts[rows]
         return Episodes(self.layout, self.numbers[rows], self.flags[rows], texts)
 
-    def only(self, rows: Bools | None) -> Episodes:
-        """Return a copy without texts, in which all rows but these (None: all of them) are 0."""
-        if rows is None:
-            return Episodes(self.layout, self.numbers.copy(), self.flags.copy(), None)
-        return Episodes(self.layout, self.numbers * rows[:, None], self.flags & rows[:, None], None)
-
     def put(self, rows: NDArray, other: Episodes) -> None:
         """Overwrite these rows with ``other``, of the same game."""
         self.numbers[rows], self.flags[rows] = other.numbers, other.flags

@@ -189,9 +189,10 @@ class Game:
 
     def check_actions(self, actions: NDArray, space: spaces.Space) -> None:
         """Raise a ValueError that names the first action outside ``space``, whose rows have ``num_actions`` actions."""
-        outside = actions.astype(np.uint64) >= self.num_actions  # negative ones become the largest
-        if outside.any():
-            raise ValueError(f"action {actions[outside][0]} is outside {space}: take 0 to {self.num_actions - 1}")
+        unsigned = actions.astype(np.uint64)  # negative ones become the largest
+        if unsigned.size and unsigned.max() >= self.num_actions:
+            action = actions[unsigned >= self.num_actions][0]
+            raise ValueError(f"action {action} is outside {space}: take 0 to {self.num_actions - 1}")
 
     def step(self, episodes: Episodes, actions: Ids) -> tuple[NDArray[np.float64], Bools]:
         """Take one action a row; the episodes change in place, unless an error is raised.
@@ -270,7 +271,7 @@ class Game:
         }
 
     def infos(self, episodes: Episodes) -> dict[str, NDArray]:
-        """Return the values of ``info``, one row an episode; they are the episodes' own arrays, to be copied."""
+        """Return the values of ``info``, one row an episode: views of ``episodes``, which change with it."""
         infos: dict[str, NDArray] = {
             "question_index": episodes.states.question,
             "gold_found": episodes.gold_found,
