@@ -76,6 +76,7 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
+    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -418,7 +419,7 @@ def main(args: Args) -> Path:
 
     def score(encoder: TextEncoder, asked: RetrievalDataset, steps: int, limit: int | None = None) -> Evaluation:
         """Walk greedily to the end of the budget; gold never stops an evaluation."""
-        return evaluate(retriever(encoder, asked), asked, steps=steps, limit=limit)
+        return evaluate(retriever(encoder, asked), asked, steps=steps, limit=limit, progress=True)
 
     def worth(result: Evaluation) -> list[float]:
         """What epochs are selected by: few questions tie often, so equals are told apart by a finer metric."""
@@ -473,6 +474,7 @@ def main(args: Args) -> Path:
         f"run {run.directory} on {device}: {'LoRA' if lora else 'all weights'}, {args.epochs} epochs of {sum(sizes)} "
         f"states, {sum(others)} of them beside the gold histories"
     )
+    tell_resume(run.directory)
     tell_long_warmup(args, args.epochs * sum(batches))
     first_part, best = 0, [-1.0, -1.0]
 
@@ -598,7 +600,7 @@ def main(args: Args) -> Path:
     run.save_encoder("query_encoder", query_encoder)
     run.save_encoder("passage_encoder", frozen)
     run.write_json("eval.json", report)
-    run.close()
+    run.finish()
     tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 

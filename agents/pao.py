@@ -80,6 +80,7 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
+    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -315,7 +316,8 @@ def metrics_of(steps: int) -> tuple[str, ...]:
 
 def score(retriever: DenseRetriever, asked: RetrievalDataset, steps: int, limit: int | None = None) -> Evaluation:
     """Play greedily to the end of the budget; gold never stops an evaluation."""
-    return evaluate(retriever, asked, steps=steps, limit=limit, measures=MEASURES if steps == 1 else ())
+    measures = MEASURES if steps == 1 else ()
+    return evaluate(retriever, asked, steps=steps, limit=limit, measures=measures, progress=True)
 
 
 def main(args: Args) -> Path:
@@ -401,6 +403,7 @@ def main(args: Args) -> Path:
         f"run {run.directory} on {device}: {args.objective}, {'LoRA' if lora else 'all weights'}, {updates} updates of "
         f"{num_envs} episodes, unit queries: {normalize}"
     )
+    tell_resume(run.directory)
     tell_long_warmup(args, updates)
     first_update, transitions, best = 0, 0, -1.0
 
@@ -545,7 +548,7 @@ def main(args: Args) -> Path:
     run.save_encoder("query_encoder", query_encoder)
     run.save_encoder("passage_encoder", frozen)
     run.write_json("eval.json", report)
-    run.close()
+    run.finish()
     tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 

@@ -59,6 +59,7 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
+    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -306,7 +307,7 @@ def play_reported(
     for spec, (dataset, steps) in reported.items():
         retriever = QRetriever(q, dataset, args.embedding_cache if keep else None, vectors)
         vectors = None if dataset.pools is None else retriever.vectors
-        results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit)
+        results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit, progress=True)
     return results
 
 
@@ -379,12 +380,13 @@ def main(args: Args) -> Path:
     run = earlier or Run.create(args.runs, args.env, "pqn", args.seed, asdict(args))
     run.lock()
     print(f"run {run.directory} on {device}: {updates} updates of {transitions} transitions")
+    tell_resume(run.directory)
     tell_long_warmup(args, updates)
     first_update, best = 0, -1.0
 
     def select(q: QFunction) -> Evaluation:
         retriever = QRetriever(q, selection, args.embedding_cache if keep else None, vectors if frozen else None)
-        return evaluate(retriever, selection, steps=max_steps)
+        return evaluate(retriever, selection, steps=max_steps, progress=True)
 
     def checkpoint(update: int) -> dict[str, Any]:
         return {
@@ -561,7 +563,7 @@ def main(args: Args) -> Path:
     run.save_encoder("state_encoder", online.state_encoder)
     run.save_encoder("action_encoder", online.action_encoder)
     run.write_json("eval.json", report)
-    run.close()
+    run.finish()
     tell_run(run.directory, args.env, args.env_kwargs)
     return run.directory
 

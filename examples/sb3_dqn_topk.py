@@ -25,6 +25,7 @@ from torch import nn
 
 import retrieval_gym  # noqa: F401 - registers the environments
 from retrieval_gym.commands.common import parse_env_kwargs
+from retrieval_gym.progress import Progress
 from retrieval_gym.ranking import rank
 from retrieval_gym.registration import environment_dataset
 from retrieval_gym.retrieval import make_retriever
@@ -149,7 +150,8 @@ def main(argv=None):
     dev_env, questions = make_env(dev, stop_when_complete=False), min(args.dev_questions or len(dev), len(dev))
     untrained, _ = successes(model, dev_env, questions)
     print(f"untrained: {untrained.sum()} of {questions} dev questions complete ({untrained.mean():.3f})", flush=True)
-    model.learn(args.timesteps)
+    with Progress("training", args.timesteps, "steps") as progress:
+        model.learn(args.timesteps, callback=lambda *_: not progress.update(model.n_envs))  # True goes on
     trained, reachable = successes(model, dev_env, questions)
     print(f"trained:   {trained.sum()} of {questions} dev questions complete ({trained.mean():.3f})")
     print(f"a missing gold passage was among the {args.k} found in {reachable:.3f} of the states that missed one")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,13 +16,12 @@ from retrieval_gym.answers import accepted_answers, score_answer
 from retrieval_gym.datasets.base import RetrievalDataset
 from retrieval_gym.evaluation import CONFIDENCE, SAMPLES
 from retrieval_gym.metrics import bootstrap_interval
+from retrieval_gym.progress import Progress
 from retrieval_gym.protocol import align, protocol_lines
 from retrieval_gym.readers.base import Reader, answers_as_they_come
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-SECONDS_BETWEEN_LINES = 5.0
 
 
 def answerable(dataset: RetrievalDataset) -> Ids:
@@ -70,7 +65,7 @@ def ask(
     texts = [dataset.corpus.texts(passages[row]) for row in rows]
     keys = dataset.corpus.keys
     answers = answers_as_they_come(reader, [question.text for question in asked], texts)
-    with _Progress(name, len(questions), len(questions) - len(rows)) as progress, closing(answers):
+    with Progress(name, len(questions), "answers", len(questions) - len(rows)) as progress, closing(answers):
         for place, answer in answers:
             question, row = asked[place], rows[place]
             golds = accepted_answers(question.answers)
@@ -161,32 +156,3 @@ class AnswerReport:
         lines = [*protocol_lines(self.protocol), "", *align(rows)]
         lines += [f"{name}: {n} of {len(self.questions)} answers are empty" for name, n in self.blank.items() if n]
         return "\n".join(lines)
-
-
-class _Progress:
-    """One bar in a terminal, else a plain line every few seconds and at the end, on stderr."""
-
-    def __init__(self, name: str, total: int, done: int) -> None:
-        self.name, self.total, self.done, self.told = name, total, done, time.monotonic()
-        self.bar: Any = None
-        if sys.stderr.isatty() and find_spec("tqdm") is not None:  # an extra's
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=total, initial=done, unit="answer", desc=name, dynamic_ncols=True)
-
-    def update(self) -> None:
-        self.done += 1
-        if self.bar is not None:
-            self.bar.update()
-        elif self.done == self.total or time.monotonic() - self.told > SECONDS_BETWEEN_LINES:
-            self.told = time.monotonic()
-            print(f"{self.name}: {self.done} of {self.total} answers", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()

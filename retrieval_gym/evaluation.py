@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from retrieval_gym.chains import BEAMS, SEARCHES, Chains, final_ranking, stop_by
 from retrieval_gym.datasets.base import RetrievalDataset
 from retrieval_gym.files import write_text
 from retrieval_gym.metrics import paired_bootstrap
+from retrieval_gym.progress import Progress, Watched
 from retrieval_gym.protocol import align, describe_questions, protocol_lines
 from retrieval_gym.ranking import Retriever
 
@@ -202,6 +204,7 @@ def evaluate(
     batch_size: int = 256,
     depth: int = 100,
     name: str | None = None,
+    progress: bool = False,
 ) -> Evaluation:
     """Score a retriever. Chains never stop on gold: each spends its whole budget.
 
@@ -223,6 +226,7 @@ def evaluate(
         depth: how many passages each search returns, at least as many as ``ks`` and
             ``measures`` look at.
         name: in tables; the class's name by default. A search that is not greedy is added in brackets.
+        progress: show on stderr how many searches are done.
 
     Raises:
         ValueError: when a number is out of range, ``search`` or a measure is unknown, ``questions`` and ``limit`` are
@@ -246,11 +250,14 @@ def evaluate(
     places = max(ks[-1], ir_metrics.measured_depth(measures))
     play = partial(SEARCHES[search], beams=beams) if search == "beam" else SEARCHES[search]
     suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
-    calls = getattr(retriever, "encoder_calls", None)
-    chains = play(retriever, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
+    calls, called = getattr(retriever, "encoder_calls", None), (name or type(retriever).__name__) + suffix
+    searches = len(asked) * (1 if search == "single" else steps if search == "greedy" else 1 + beams * (steps - 1))
+    with Progress(called, searches, "searches") if progress else nullcontext() as shown:
+        player = retriever if shown is None else Watched(retriever, shown)
+        chains = play(player, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
     ranking = final_ranking(chains, places)
     return Evaluation(
-        retriever=(name or type(retriever).__name__) + suffix,
+        retriever=called,
         search=search,
         beams=beams if search == "beam" else 1,
         dataset=dataset,

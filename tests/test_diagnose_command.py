@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from retrieval_gym import progress
 from retrieval_gym.chain_logs import read_chain_logs
 from retrieval_gym.cli import main
 from retrieval_gym.commands import diagnose
@@ -146,12 +147,12 @@ def test_the_points_of_the_picture_are_the_figures(folder, log, monkeypatch):
 
 
 def test_progress_is_told_on_stderr(folder, monkeypatch, capsys):
-    monkeypatch.setattr(diagnose, "SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     assert call(folder, "--retriever", "oracle", "--batch-size", "2", "--steps", "1") == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
-        "oracle: 2 of 3 searches (1 steps of 3 questions)",
-        "oracle: 3 of 3 searches (1 steps of 3 questions)",
+        "oracle, 1 steps of 3 questions: 2 of 3 searches",
+        "oracle, 1 steps of 3 questions: 3 of 3 searches",
     ]
     assert "searches" not in captured.out
 

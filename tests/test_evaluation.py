@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from retrieval_gym import progress
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset
 from retrieval_gym.evaluation import evaluate, sample_questions, table
 from retrieval_gym.files import write_text
@@ -64,6 +65,19 @@ def test_every_metric_by_hand():
     for name, values in expected.items():
         assert_allclose(result.metrics[name], values, atol=1e-15, err_msg=name)
     assert result.mean("recall@2") == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("search", "done"), [("greedy", [2, 4, 5, 6]), ("single", [2, 3]), ("beam", [2, 6, 7, 9])])
+def test_progress_counts_searches_on_stderr_and_changes_nothing(search, done, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    asked = {"steps": 2, "search": search, "beams": 2, "batch_size": 2, "name": "r"}
+    shown = evaluate(RandomRetriever(hand_made()), hand_made(), **asked, progress=True)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"{shown.retriever}: {count} of {done[-1]} searches" for count in done]
+    silent = evaluate(RandomRetriever(hand_made()), hand_made(), **asked)
+    assert not capsys.readouterr().err and silent.retriever == shown.retriever
+    assert_array_equal(shown.ranking, silent.ranking)
+    assert shown.to_json()["metrics"] == silent.to_json()["metrics"]
 
 
 def test_groups_split_by_hops_and_add_up():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tiny import save_encoder  # noqa: E402
 from retrieval_gym import mdp  # noqa: E402
 from retrieval_gym.nn.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
+from retrieval_gym.nn.run import Run  # noqa: E402
 
 SCRIPT = Path(__file__).parents[1] / "agents" / "pqn.py"
 WORLD = ("num_questions=24", "pool_size=6", "hops=[2]")
@@ -141,6 +143,7 @@ def check_run_folder(folder, args):
         assert line.keys() >= {"losses/td", "charts/SPS", "charts/learning_rate", "eval/all_gold_picked"}
     assert any("charts/episodic_return" in line for line in metrics)
 
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.pt", "last.pt"]
     last, best = read_checkpoint(folder), read_checkpoint(folder, "best")
     assert last["update"] == updates and 0 <= best["update"] <= updates
     report = json.loads((folder / "eval.json").read_text())
@@ -753,7 +756,8 @@ def assert_same_run(folder, other):
 def whole_run(pqn, encoder, tmp_path_factory):
     """An uninterrupted run of five updates; the checkpoints of updates 4 and 5 stay."""
     folder = tmp_path_factory.mktemp("whole")
-    return pqn.main(pqn.Args(**{**SMALL, **LONG, "encoder": str(encoder), "runs": str(folder)}))
+    with mock.patch.object(Run, "finish", Run.close):
+        return pqn.main(pqn.Args(**{**SMALL, **LONG, "encoder": str(encoder), "runs": str(folder)}))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
@@ -802,7 +806,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before(pqn, whole_run, tmp_
     assert_same_run(folder, whole_run)
 
     truncate(last)
-    truncate(previous)
+    shutil.copy(last, previous)
     message = run_script(monkeypatch, "--resume", str(folder))
     assert message.startswith("pqn: cannot read checkpoint") and str(previous) in message
     assert "best.pt" in message and "\n" not in message
@@ -938,8 +942,6 @@ def test_questions_that_are_trained_on_are_not_reported(pqn):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of files are POSIX")
 def test_a_run_has_one_writer(pqn, args):
-    from retrieval_gym.nn.run import Run
-
     first = Run.open(pqn.main(args()))
     first.lock()
     with pytest.raises(ValueError, match="another process"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 
 from retrieval_gym import mdp
 from retrieval_gym.chain_logs import read_chain_logs
@@ -28,9 +27,8 @@ from retrieval_gym.evaluation import sample_questions
 from retrieval_gym.files import write_text
 from retrieval_gym.mismatch import MismatchReport
 from retrieval_gym.plots import check_picture, mismatch_figure, save_figure
-from retrieval_gym.ranking import Ids, Retriever, Scores
-
-SECONDS_BETWEEN_LINES = 5.0
+from retrieval_gym.progress import Progress, Watched
+from retrieval_gym.ranking import Ids
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -136,32 +134,17 @@ def _play(
         if name.partition(":")[0] in ("dense", "run"):
             size = len(dataset.corpus)
             print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
-        retriever = _Reporting(name, named_retriever(name, args, dataset))
-        retriever.start(f"{steps} steps of {len(questions)} questions", steps * len(questions))
-        chains = greedy_chain(retriever, dataset, questions, steps, batch_size=args.batch_size)
+        retriever = named_retriever(name, args, dataset)
+        task = f"{name}, {steps} steps of {len(questions)} questions"
+        with Progress(task, steps * len(questions), "searches") as progress:
+            chains = greedy_chain(Watched(retriever, progress), dataset, questions, steps, batch_size=args.batch_size)
         reached[name] = reach(name, chains, dataset)
         fixed, success = reached[source].distinct()
         known = success if name == source else None
         total = int((fixed.wrong > 0).sum()) + (0 if name == source else len(fixed))
-        retriever.start(f"{total} states that {source} reached, wrong passages deleted or not", total)
-        asked[name] = ask(name, retriever, fixed, dataset, batch_size=args.batch_size, success=known)
-        tell_truncated(name, retriever.retriever)
+        task = f"{name}, {total} states that {source} reached, wrong passages deleted or not"
+        with Progress(task, total, "searches") as progress:
+            watched = Watched(retriever, progress)
+            asked[name] = ask(name, watched, fixed, dataset, batch_size=args.batch_size, success=known)
+        tell_truncated(name, retriever)
     return reached, asked
-
-
-class _Reporting:
-    """A retriever that tells on stderr how many states it has searched with, every few seconds."""
-
-    def __init__(self, name: str, retriever: Retriever) -> None:
-        self.name, self.retriever = name, retriever
-
-    def start(self, task: str, total: int) -> None:
-        self.task, self.total, self.done, self.told = task, total, 0, time.monotonic()
-
-    def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
-        found = self.retriever.search(states, k)
-        self.done += len(states)
-        if time.monotonic() - self.told > SECONDS_BETWEEN_LINES:
-            self.told = time.monotonic()
-            print(f"{self.name}: {self.done} of {self.total} searches ({self.task})", file=sys.stderr, flush=True)
-        return found

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     seed=args.seed,
                     batch_size=args.batch_size,
                     name=name,
+                    progress=True,
                 )
             )
         tell_truncated(name, retriever)

@@ -14,6 +14,8 @@ from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.tokens import TokenStore
 
+MANY = 1_024  # passages embedded at once that take long enough for a progress bar
+
 
 class ActionVectors:
     """E_a of a corpus, computed when first needed and kept until ``clear``; position-free.
@@ -77,7 +79,8 @@ class ActionVectors:
         if unknown.any():
             missing, where = np.unique(rows[unknown], return_index=True)
             passages = self._first[ids[unknown][where]].tolist()
-            table.vectors[torch.from_numpy(missing)] = self._encoder.embed(self._store.actions(passages))
+            texts = self._store.actions(passages)
+            table.vectors[torch.from_numpy(missing)] = self._encoder.embed_many(texts, progress=len(texts) > MANY)
             table.known[missing] = True
         return table.vectors[torch.from_numpy(rows).to(table.vectors.device)]
 

@@ -326,12 +326,14 @@ class TextEncoder(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            vectors = self._embed_with_progress(sequences, token_budget, progress)
+            vectors = self.embed_many(sequences, token_budget, progress)
         finally:
             self.train(was_training)
         return vectors[torch.tensor(rows, dtype=torch.int64, device=self.device)]
 
-    def _embed_with_progress(self, sequences: list[Tokens], token_budget: int | None, progress: bool) -> Tensor:
+    @torch.no_grad()
+    def embed_many(self, sequences: Sequence[Tokens], token_budget: int | None = None, progress: bool = True) -> Tensor:
+        """Embed inputs as ``embed`` does, without gradients and with a progress bar."""
         if not progress or not sequences:
             return self.embed(sequences, token_budget=token_budget)
         from tqdm.auto import tqdm

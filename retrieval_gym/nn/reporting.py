@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,11 @@ def tell_long_warmup(args: Any, updates: int) -> None:
     """Print a line where most of a training is warm-up, so that it hardly learns."""
     if 2 * args.warmup_updates > updates:
         print(f"warm-up takes {args.warmup_updates} of {updates} updates: train longer, or lower --warmup-updates")
+
+
+def tell_resume(directory: Path) -> None:
+    """Print what goes on with a run that was stopped."""
+    print(f"it may be stopped at any time: {shlex.join(['python', sys.argv[0], '--resume', str(directory)])} goes on")
 
 
 def tell_selected(what: str, metric: str, value: float, selection: RetrievalDataset) -> None:

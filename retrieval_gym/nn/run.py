@@ -354,6 +354,13 @@ class Run:
         text = _strict_json(content, str(path))
         write_text(path, text)
 
+    def finish(self) -> None:
+        """Close a run that has reported its results; the checkpoints before the last ones have served, and go."""
+        for path in (self.directory / "checkpoints").glob("*.previous.pt"):
+            with writing(path):
+                path.unlink()
+        self.close()
+
     def close(self) -> None:
         """Finish the progress bar, flush the TensorBoard events and let go of the lock."""
         if self._bar is not None:

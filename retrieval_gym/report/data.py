@@ -196,6 +196,7 @@ def _environment(
                 seed=seed,
                 batch_size=batch_size,
                 name=system.name,
+                progress=True,
             )
         )
         if steps > 1:

@@ -1,0 +1,74 @@
+"""How far a command is, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrieval_gym import mdp
+    from retrieval_gym.ranking import Ids, Retriever, Scores
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Progress:
+    """One bar in a terminal; else a plain line every few seconds, and a last one where there was any before.
+
+    Args:
+        name: of what goes on.
+        total: how much there is to do.
+        unit: of these, in the plural.
+        done: how much was done before.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, done: int = 0) -> None:
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self._told, self._lines = time.monotonic(), 0
+        self._bar: Any = None
+        if sys.stderr.isatty() and find_spec("tqdm") is not None:  # an extra's
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc=name, dynamic_ncols=True, leave=False)
+
+    def update(self, count: int = 1) -> None:
+        """Say that so many more are done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._told > SECONDS_BETWEEN_LINES or (self._lines and self.done == self.total):
+            self._told = time.monotonic()
+            self._lines += 1
+            print(f"{self.name}: {self.done} of {self.total} {self.unit}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Progress:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Watched:
+    """A retriever whose searches are counted.
+
+    Args:
+        retriever: who searches.
+        progress: is told of each state that was searched with.
+    """
+
+    def __init__(self, retriever: Retriever, progress: Progress) -> None:
+        self._retriever, self._progress = retriever, progress
+
+    def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
+        """Return what the retriever finds; see ``ranking.Retriever.search``."""
+        found = self._retriever.search(states, k)
+        self._progress.update(len(states))
+        return found
