@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
+# What the agents need, and everything that tests, checks and documentation need beside it.
+AGENTS := .venv/.agents
 STAMP := .venv/.installed
 
 .PHONY: help install demo test test-slow lint format docs bench
@@ -12,15 +14,19 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make .venv and install the package with everything the agents, tests and checks need
 
-$(STAMP): pyproject.toml
+$(AGENTS): pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.10 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version) is too old: retrieval_gym needs Python 3.10 or newer; run make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' || $(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install -e '.[all]'
+	touch $@
+
+$(STAMP): $(AGENTS)
 	$(BIN)/python -m pip install -e '.[all,examples,test,dev,docs]'
 	touch $@
 
-demo: $(STAMP)  ## train a small agent on generated questions and show it before and after
+demo: $(AGENTS)  ## train a small agent on generated questions and show it before and after
 	$(BIN)/python agents/pqn.py --env ChainRetrieval-Synthetic-v0 --preset demo
 
 # Tests never reach for the network.

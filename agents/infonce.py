@@ -117,7 +117,7 @@ class Args:
     """environments to report on, by id or as id?key=value&key=value; default: the dev split of the trained one"""
     eval_split: Literal["dev", "test"] = "dev"
     """split to report on"""
-    embedding_cache: str = "runs/embeddings"
+    cache_dir: str = "runs/embeddings"
     """folder that keeps the passages' embeddings from run to run"""
     eval_questions: int | None = None
     """report on a seeded sample of this many questions; default all"""
@@ -406,7 +406,7 @@ def main(args: Args) -> Path:
         """E_p of a corpus, ``(N, D)``."""
         if corpus.fingerprint not in tables:
             table = EmbeddingTable.build(
-                frozen, corpus, max_tokens=args.passage_tokens, cache_dir=args.embedding_cache, progress=True
+                frozen, corpus, max_tokens=args.passage_tokens, cache_dir=args.cache_dir, progress=True
             )
             tables[corpus.fingerprint] = torch.as_tensor(table.vectors).to(device)
         return tables[corpus.fingerprint]

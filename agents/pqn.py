@@ -138,7 +138,7 @@ class Args:
     """report on each of them with documents of these lengths, in tokens: environments that take context_tokens"""
     eval_split: Literal["dev", "test"] = "dev"
     """split to report on"""
-    embedding_cache: str = "runs/embeddings"
+    cache_dir: str = "runs/embeddings"
     """folder that keeps the embeddings of a whole corpus, or of what long documents are made of"""
     eval_questions: int | None = None
     """report on a seeded sample of this many questions; default all"""
@@ -305,7 +305,7 @@ def play_reported(
     limit, results, vectors = args.eval_questions, {}, None
     keep = any(worth_a_table(each, len(each) if limit is None else limit) for each, _ in reported.values())
     for spec, (dataset, steps) in reported.items():
-        retriever = QRetriever(q, dataset, args.embedding_cache if keep else None, vectors)
+        retriever = QRetriever(q, dataset, args.cache_dir if keep else None, vectors)
         vectors = None if dataset.pools is None else retriever.vectors
         results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit, progress=True)
     return results
@@ -367,7 +367,7 @@ def main(args: Args) -> Path:
     online.positions(states_from(obs, info))  # refuses positions over a corpus before the corpus is embedded
     store = online.store(train)
     keep = frozen and worth_a_table(train, args.total_timesteps // (args.tries * max_steps))
-    vectors = online.action_vectors(store, args.embedding_cache if keep else None)
+    vectors = online.action_vectors(store, args.cache_dir if keep else None)
     target_vectors = vectors if frozen or not has_target else target.action_vectors(store)
     head = list(online.value.parameters()) if online.value is not None else []
     weights = [p for name, p in online.named_parameters() if p.requires_grad and not name.startswith("value.")]
@@ -385,7 +385,7 @@ def main(args: Args) -> Path:
     first_update, best = 0, -1.0
 
     def select(q: QFunction) -> Evaluation:
-        retriever = QRetriever(q, selection, args.embedding_cache if keep else None, vectors if frozen else None)
+        retriever = QRetriever(q, selection, args.cache_dir if keep else None, vectors if frozen else None)
         return evaluate(retriever, selection, steps=max_steps, progress=True)
 
     def checkpoint(update: int) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def main() -> None:
     add("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
     keys = [(arm, seed) for seed in args.seeds for arm in arms(args)]
-    shared = ["--env", args.env, *shlex.split(args.flags), "--embedding-cache", str(args.runs / "embeddings")]
+    shared = ["--env", args.env, *shlex.split(args.flags), "--cache-dir", str(args.runs / "embeddings")]
     shared += ["--eval-envs", args.eval_env] if args.eval_env else []
     threads = threads_of(args.jobs)
 

@@ -53,7 +53,7 @@ WRONG: dict[str, Callable[[NDArray[np.int64]], NDArray[np.bool_]]] = {
 def train(args: argparse.Namespace, regime: str, seed: int) -> Path:
     """Return the folder of a finished run of this regime and seed, trained here where there is none yet."""
     flags = ["--env", args.env, "--states", regime, "--seed", str(seed), *shlex.split(args.flags)]
-    flags += ["--embedding-cache", str(args.runs / "embeddings")]
+    flags += ["--cache-dir", str(args.runs / "embeddings")]
     flags += ["--env-kwargs", *args.env_kwargs] if args.env_kwargs else []
     flags += ["--eval-envs", *args.eval_envs] if args.eval_envs else []
     if regime in WALKED:

@@ -82,7 +82,7 @@ def train(agent, folder, data):
     try:
         spec.loader.exec_module(module)
         encoder = save_encoder(folder / "tiny")
-        places = dict(encoder=str(encoder), runs=str(folder / "runs"), embedding_cache=str(folder / "embeddings"))
+        places = dict(encoder=str(encoder), runs=str(folder / "runs"), cache_dir=str(folder / "embeddings"))
         return module.main(module.Args(**{**SHARED, **OWN[agent], **places, "env_kwargs": (f"path={data}",)}))
     finally:
         del sys.modules[agent]

@@ -52,7 +52,7 @@ def count(monkeypatch):
 
 
 def test_the_vectors_are_the_encoder_s_and_their_place_is_printed(encoder, data, corpus, tmp_path, capsys):
-    arguments = ["--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache", tmp_path / "cache"]
+    arguments = ["--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache-dir", tmp_path / "cache"]
     status, shown = embed(capsys, *arguments)
     assert status == 0, shown.err
     assert "11 passages, 10 distinct texts, 1 of them cut" in shown.out
@@ -68,24 +68,24 @@ def test_the_vectors_are_the_encoder_s_and_their_place_is_printed(encoder, data,
 
 def test_agents_and_other_commands_open_what_was_embedded(encoder, data, corpus, tmp_path, capsys, monkeypatch):
     cache = tmp_path / "cache"
-    assert embed(capsys, "--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache", cache)[0] == 0
+    assert embed(capsys, "--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache-dir", cache)[0] == 0
     seen = count(monkeypatch)
     EmbeddingTable.build(TextEncoder.load(encoder), corpus, max_tokens=24, cache_dir=cache)
-    assert embed(capsys, "--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache", cache)[0] == 0
+    assert embed(capsys, "--path", data, "--encoder", encoder, "--max-passage-tokens", 24, "--cache-dir", cache)[0] == 0
     assert seen == []
     environment = ["--env", "ChainRetrieval-Custom-v0", "--env-kwargs", f"path={data}", "--encoder", str(encoder)]
-    assert embed(capsys, *environment, "--max-passage-tokens", 24, "--cache", cache)[0] == 0
+    assert embed(capsys, *environment, "--max-passage-tokens", 24, "--cache-dir", cache)[0] == 0
     search = ["search", "Which river?", "--path", str(data), "--encoder", str(encoder), "--steps", "1"]
-    assert main([*search, "--max-passage-tokens", "24", "--cache", str(cache), "--device", "cpu"]) == 0
+    assert main([*search, "--max-passage-tokens", "24", "--cache-dir", str(cache), "--device", "cpu"]) == 0
     assert seen == [1]
 
 
 def test_a_run_s_passages_are_embedded_as_its_retriever_reads_them(data, tmp_path, capsys, monkeypatch):
     run = lora_run(tmp_path)
-    assert embed(capsys, "--path", data, "--run", run, "--cache", tmp_path / "cache")[0] == 0
+    assert embed(capsys, "--path", data, "--run", run, "--cache-dir", tmp_path / "cache")[0] == 0
     seen = count(monkeypatch)
     search = ["search", "Which river?", "--path", str(data), "--run", str(run), "--steps", "1", "--device", "cpu"]
-    assert main([*search, "--cache", str(tmp_path / "cache")]) == 0
+    assert main([*search, "--cache-dir", str(tmp_path / "cache")]) == 0
     assert seen == [1]
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     assert json.loads((folder / "meta.json").read_text())["max_tokens"] == TOKENS
@@ -93,7 +93,7 @@ def test_a_run_s_passages_are_embedded_as_its_retriever_reads_them(data, tmp_pat
 
 def test_what_was_interrupted_goes_on(encoder, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(embeddings, "CHUNK", 4)
-    command = ["--path", data, "--encoder", encoder, "--cache", tmp_path / "cache"]
+    command = ["--path", data, "--encoder", encoder, "--cache-dir", tmp_path / "cache"]
     real, calls = TextEncoder.embed, []
 
     def interrupt(self, sequences, **kwargs):
@@ -119,7 +119,7 @@ def test_what_was_interrupted_goes_on(encoder, data, tmp_path, capsys, monkeypat
 def test_right_to_left_text_and_emoji_need_no_questions(encoder, tmp_path, capsys):
     lines = '{"id": "a", "text": "نهر الدانوب"}\r\n{"id": "b", "text": "🌊🌊"}\r\n'
     (tmp_path / "corpus.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
-    status, shown = embed(capsys, "--path", tmp_path, "--encoder", encoder, "--cache", tmp_path / "cache")
+    status, shown = embed(capsys, "--path", tmp_path, "--encoder", encoder, "--cache-dir", tmp_path / "cache")
     assert status == 0 and "2 passages, 2 distinct texts, 0 of them cut" in shown.out
 
 
@@ -136,7 +136,7 @@ def test_right_to_left_text_and_emoji_need_no_questions(encoder, tmp_path, capsy
 def test_a_hostile_corpus_is_one_line(content, message, encoder, tmp_path, capsys):
     if content is not None:
         (tmp_path / "corpus.jsonl").write_bytes(content)
-    status, shown = embed(capsys, "--path", tmp_path, "--encoder", encoder, "--cache", tmp_path / "cache")
+    status, shown = embed(capsys, "--path", tmp_path, "--encoder", encoder, "--cache-dir", tmp_path / "cache")
     assert status == 2 and message in shown.err and shown.err.count("\n") == 1 and len(shown.err) < 600
     assert not (tmp_path / "cache").exists()
 
@@ -144,7 +144,7 @@ def test_a_hostile_corpus_is_one_line(content, message, encoder, tmp_path, capsy
 def test_a_cache_that_cannot_be_written_is_one_line(encoder, data, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for cache, message in ((tmp_path / "file", "is a file: name a folder"), (tmp_path / "file" / "in", "cannot write")):
-        status, shown = embed(capsys, "--path", data, "--encoder", encoder, "--cache", cache)
+        status, shown = embed(capsys, "--path", data, "--encoder", encoder, "--cache-dir", cache)
         assert status == 2 and message in shown.err and shown.err.count("\n") == 1, shown.err
 
 
@@ -159,5 +159,5 @@ def test_a_cache_that_cannot_be_written_is_one_line(encoder, data, tmp_path, cap
     ],
 )
 def test_bad_input_is_one_line(arguments, message, data, tmp_path, capsys):
-    status, shown = embed(capsys, "--path", data, "--cache", tmp_path / "cache", *arguments)
+    status, shown = embed(capsys, "--path", data, "--cache-dir", tmp_path / "cache", *arguments)
     assert status == 2 and message in shown.err and shown.err.count("\n") == 1

@@ -96,7 +96,7 @@ def reading(folder, encoder, run, out, reader):
         "evaluate": ["evaluate", *custom(folder), "--retriever", "random", "--out", out / "eval.json"],
         "diagnose": ["diagnose", *custom(folder), "--retriever", "random", "--out", out / "mismatch.json"],
         "play": ["play", *custom(folder)[1:], "--split", "dev", "--agent", "random", "--question", "0"],
-        "embed": ["embed", "--path", folder, "--encoder", encoder, "--device", "cpu", "--cache", out / "cache"],
+        "embed": ["embed", "--path", folder, "--encoder", encoder, "--device", "cpu", "--cache-dir", out / "cache"],
         "search": ["search", "where?", "--path", folder, "--encoder", encoder, "--device", "cpu"],
         "export": ["export", run, out / "export", "--npy", "--path", folder, "--device", "cpu"],
         "answer": ["answer", *custom(folder), "--retriever", "random", "--reader", reader, "--out", out / "a.jsonl"],
@@ -539,7 +539,7 @@ def writing(data, encoder, run, out, reader, source):
         "convert": ["convert", "--from", "hf", source, out / "x"],
         "evaluate": ["evaluate", *custom(data), "--retriever", "random", "--per-question", out / "q.jsonl"],
         "answer": ["answer", *custom(data), "--retriever", "random", "--reader", reader, "--out", out / "a.jsonl"],
-        "embed": ["embed", "--path", data, "--encoder", encoder, "--cache", out / "c", "--device", "cpu"],
+        "embed": ["embed", "--path", data, "--encoder", encoder, "--cache-dir", out / "c", "--device", "cpu"],
         "export": ["export", run, out / "x", "--npy", "--path", data, "--device", "cpu"],
     }
 

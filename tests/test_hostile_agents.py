@@ -63,7 +63,7 @@ def flags(data, encoder, tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache") / "embeddings"
 
     def make(agent, **changes):
-        values = {**SHARED, **OWN[agent], "encoder": encoder, "embedding_cache": cache, "env_kwargs": f"path={data}"}
+        values = {**SHARED, **OWN[agent], "encoder": encoder, "cache_dir": cache, "env_kwargs": f"path={data}"}
         words = []
         for key, value in {**values, **changes}.items():
             words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
@@ -151,7 +151,7 @@ def whole(flags, tmp_path_factory):
         ({"runs": ""}, "runs is empty"),
         ({"runs": "{data}/corpus.jsonl/runs"}, "corpus.jsonl is no folder; choose another one"),
         ({"runs": "a\udcff"}, "runs is 'a\\udcff', which is not UTF-8"),
-        ({"embedding_cache": ""}, "embedding_cache is empty"),
+        ({"cache_dir": ""}, "cache_dir is empty"),
         ({"env_kwargs": "path=none"}, "none is not a folder"),
         ({"env": "Nope-v0"}, "unknown environment id 'Nope-v0'"),
         ({"eval_envs": "ChainRetrieval-Custom-v0?path=none"}, "none is not a folder"),
@@ -548,7 +548,7 @@ def test_a_signal_is_one_line_and_the_resumed_run_equals_a_whole_one(
     signum = signal.SIGINT if (NAMES.index(agent) + list(MOMENTS).index(moment)) % 2 else signal.SIGTERM
     target, make, number = MOMENTS[moment]
     owner, _, name = target.rpartition(".")
-    changes = {"embedding_cache": tmp_path / "cache"} if moment == "embedding" else {}
+    changes = {"cache_dir": tmp_path / "cache"} if moment == "embedding" else {}
     words = flags(agent, **LONGER[agent], **changes, runs=tmp_path / "runs")
     expected = content(whole(agent))
     with monkeypatch.context() as patch:

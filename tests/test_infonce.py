@@ -62,7 +62,7 @@ def infonce():
 @pytest.fixture
 def args(infonce, encoder, tmp_path):  # noqa: F811
     def make(**changes):
-        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"))
+        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), cache_dir=str(tmp_path / "embeddings"))
         return infonce.Args(**{**SMALL, **places, **changes})
 
     return make
@@ -470,7 +470,7 @@ def test_embeddings_are_computed_once_and_reused_by_the_next_run_and_by_evaluate
     run = infonce.main(args(states="gold", epochs=1, learning_rate=0.01, lora=True))
     out = tmp_path / "scores.json"
     command = ["evaluate", "--env", given.env, "--env-kwargs", *WORLD, "--retriever", f"run:{run}", "--device", "cpu"]
-    assert cli([*command, "--cache-dir", given.embedding_cache, "--out", str(out)]) == 0
+    assert cli([*command, "--cache-dir", given.cache_dir, "--out", str(out)]) == 0
     assert len(built) == 2
     scored = json.loads(out.read_text())["evaluations"][0]["metrics"]
     (reported,) = json.loads((run / "eval.json").read_text()).values()
@@ -584,7 +584,7 @@ def test_on_policy_training_learns_to_follow_names(infonce, tmp_path):
     """Untrained, the chain has both passages of .23 of the dev questions in its top five; 54 updates raise that."""
     given = infonce.Args(
         env_kwargs=("num_questions=120", "corpus_size=1000", "hops=[2]", "max_steps=3"), autocast=True, device="cpu",
-        train_embeddings=False, runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"), epochs=2,
+        train_embeddings=False, runs=str(tmp_path / "runs"), cache_dir=str(tmp_path / "embeddings"), epochs=2,
         first_walker_epochs=1, learning_rate=1e-4, warmup_updates=4, batch_size=16,
     )  # fmt: skip
     (entry,) = json.loads((infonce.main(given) / "eval.json").read_text()).values()
@@ -636,7 +636,7 @@ def test_bad_input_is_one_line_and_leaves_no_run(infonce, args, monkeypatch, fla
     with pytest.raises((ValueError, OSError)) as error:
         infonce.main(infonce.parse_args(infonce.Args))
     assert pattern in str(error.value) and "\n" not in str(error.value)
-    assert not Path(given.runs).exists() and not Path(given.embedding_cache).exists()
+    assert not Path(given.runs).exists() and not Path(given.cache_dir).exists()
 
 
 def test_a_first_walker_must_fit(infonce, args, tmp_path):

@@ -58,7 +58,7 @@ def pao():
 @pytest.fixture
 def args(pao, encoder, tmp_path):  # noqa: F811
     def make(**changes):
-        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"))
+        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), cache_dir=str(tmp_path / "embeddings"))
         return pao.Args(**{**SMALL, **places, **changes})
 
     return make
@@ -502,7 +502,7 @@ def test_bad_input_is_one_line_and_leaves_no_run(pao, args, monkeypatch, flags, 
     with pytest.raises((ValueError, OSError)) as error:
         pao.main(pao.parse_args(pao.Args))
     assert pattern in str(error.value) and "\n" not in str(error.value)
-    assert not Path(given.runs).exists() and not Path(given.embedding_cache).exists()
+    assert not Path(given.runs).exists() and not Path(given.cache_dir).exists()
 
 
 def test_a_bad_reward_model_stops_the_run(pao, args, monkeypatch):

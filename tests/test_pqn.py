@@ -64,7 +64,7 @@ def pqn():
 @pytest.fixture
 def args(pqn, encoder, tmp_path):
     def make(**changes):
-        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), embedding_cache=str(tmp_path / "embeddings"))
+        places = dict(encoder=str(encoder), runs=str(tmp_path / "runs"), cache_dir=str(tmp_path / "embeddings"))
         return pqn.Args(**{**SMALL, **places, **changes})
 
     return make
@@ -333,7 +333,7 @@ def test_a_corpus_with_frozen_actions(pqn, args):
     _, _, _, report = check_run_folder(pqn.main(given), given)
     (entry,) = report.values()
     assert entry["trained"]["protocol"]["steps"] == 3 and "whole corpus" in entry["trained"]["protocol"]["candidates"]
-    assert list(Path(given.embedding_cache).iterdir())
+    assert list(Path(given.cache_dir).iterdir())
 
 
 def test_joined_datasets_and_several_reports(pqn, args, monkeypatch):
@@ -392,7 +392,7 @@ def test_what_documents_of_several_lengths_share_is_embedded_once_a_report(
         read = {t for r in results for i in r.chains.questions for t in r.dataset.corpus.texts(r.dataset.pool(int(i)))}
         assert corpora[0] == corpora[2] > read if not whole else corpora[0] == corpora[2]
         assert len(inputs) == (len(read) if not whole else len(corpora[0]) if number == 0 else 0)
-    assert len(list(Path(given.embedding_cache).glob("*/vectors.npy"))) == whole
+    assert len(list(Path(given.cache_dir).glob("*/vectors.npy"))) == whole
 
 
 def test_lengths_are_refused_where_there_are_no_documents(pqn, args):
@@ -898,7 +898,7 @@ def test_bad_input_is_one_line_and_a_status_and_leaves_no_run(pqn, args, monkeyp
     message = run_script(monkeypatch, *base, *flags)
     assert isinstance(message, str) and message.startswith("pqn: ") and "\n" not in message
     assert pattern in message
-    assert not Path(given.runs).exists() and not Path(given.embedding_cache).exists()
+    assert not Path(given.runs).exists() and not Path(given.cache_dir).exists()
 
 
 def test_choices_are_checked_by_the_parser(monkeypatch, capsys):

@@ -25,14 +25,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "embed",
         help="embed a corpus into a folder that other commands read",
         description="Embed a corpus and keep the vectors under everything that changes them: other commands and agents "
-        "with the same encoder, limit and --cache-dir or --embedding-cache open them. An interrupted embedding goes on "
+        "with the same encoder, limit and --cache-dir open them. An interrupted embedding goes on "
         "where it stopped.",
     )
     add_corpus_arguments(parser)
     add_encoder_arguments(parser)
     add = parser.add_argument
     add("--autocast", action="store_true", help="bfloat16 autocast, for agents that train with --autocast")
-    add("--cache", "--cache-dir", dest="cache_dir", required=True, metavar="DIR", help="where embeddings are kept")
+    add("--cache-dir", required=True, metavar="DIR", help="where embeddings are kept")
     parser.set_defaults(run=run)
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Embed and say where the vectors lie; return the exit status."""
     check_encoder_arguments(args, "autocast", passages_only=True)
     if Path(args.cache_dir).exists() and not Path(args.cache_dir).is_dir():
-        raise ValueError(f"--cache {args.cache_dir} is a file: name a folder")
+        raise ValueError(f"--cache-dir {args.cache_dir} is a file: name a folder")
     corpus, _ = load_corpus(args)
 
     from retrieval_gym.nn.embeddings import META, VECTORS, EmbeddingTable

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add("--adapter", action="store_true", help="the LoRA adapter for peft, of a run with --lora")
     add_corpus_arguments(parser, required=False)
     add("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    add("--cache", "--cache-dir", dest="cache_dir", metavar="DIR", help="where corpus embeddings are kept")
+    add("--cache-dir", metavar="DIR", help="where corpus embeddings are kept")
     parser.set_defaults(run=run)
 
 

@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_corpus_arguments(parser)
     add_encoder_arguments(parser)
-    add("--cache", "--cache-dir", dest="cache_dir", metavar="DIR", help="where corpus embeddings are kept")
+    add("--cache-dir", metavar="DIR", help="where corpus embeddings are kept")
     add("--steps", type=int, help="most passages to pick (default: the environment's max_steps, 4 with --path)")
     add("--threshold", type=float, help="stop before the first pick scored below this")
     add("-k", type=int, help="print a ranking of this many passages too: the picks, then all others by best score")
