@@ -289,6 +289,16 @@ def test_the_command_reports_and_draws(encoders, tmp_path, capsys):
     assert 1 <= other["effective_rank"] <= 20 and 0 <= other["passage_overlap"]["mean"] < 1
 
 
+def test_systems_can_be_given_names(encoders, tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    out, names = tmp_path / "report.json", ["untrained", "PAO"]
+    arguments = ["--device", "cpu", "--limit", 20, "--clusters", 3, "--classes", "kmeans", "--names", *names]
+    assert call("--retriever", *encoders, *arguments, "--out", out) == 0
+    assert [system["name"] for system in json.loads(out.read_text())["systems"]] == names
+    text = capsys.readouterr().out
+    assert "drift from untrained" in text and encoders[0] not in text
+
+
 def test_the_command_embeds_the_questions_alone(encoders, monkeypatch):
     pytest.importorskip("sklearn")
     from retrieval_gym.nn.encoder import TextEncoder
@@ -330,6 +340,11 @@ def test_classes_by_gold_where_these_say_much(tmp_path, sizes, rule, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--retriever", "dense", "--names", "a", "b"], "--names a b: give each of the 1 retrievers its own name"),
+        (
+            ["--retriever", "dense", "dense:x", "--names", "a", "a"],
+            "--names a a: give each of the 2",
+        ),
         (["--retriever", "bm25"], "retriever bm25 has no query embeddings"),
         (["--retriever", "dense", "--steps", "2"], "--steps 2 would do nothing"),
         (["--retriever", "dense", "--projection", "tsne"], "--projection tsne would do nothing"),

@@ -61,6 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         default=NEIGHBOURS,
         help=f"how many passages and questions are a neighbourhood (default: {NEIGHBOURS})",
     )
+    add(
+        "--names", nargs="+", metavar="NAME", help="what the retrievers are called in table, JSON and picture, one each"
+    )
     add("--out", metavar="FILE.json", help="write every figure and assumption as JSON")
     add("--picture", metavar="FILE.png|svg", help="draw the embeddings of each retriever, coloured by class")
     add(
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     classes = _classes_by_gold(args, dataset, questions)
     clouds = tuple(  # one retriever at a time is held in memory
         embed_questions(
-            name,
+            shown,
             named_retriever(name, args, dataset),
             dataset,
             questions,
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             k=args.neighbours,
             batch_size=args.batch_size,
         )
-        for name in args.retriever
+        for name, shown in zip(args.retriever, args.names or args.retriever, strict=True)
     )
     if classes is None:
         clusters = CLUSTERS if args.clusters is None else args.clusters
@@ -130,6 +133,9 @@ def _check(args: argparse.Namespace) -> None:
     for name in args.retriever:
         if name in WITHOUT_EMBEDDINGS:
             raise ValueError(f"retriever {name} has no query embeddings: name dense, dense:ENCODER or run:FOLDER")
+    names = args.names or args.retriever
+    if len(names) != len(args.retriever) or len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise ValueError(f"--names {' '.join(names)}: give each of the {len(args.retriever)} retrievers its own name")
     if args.steps is not None:
         raise ValueError(f"--steps {args.steps} would do nothing: the embeddings are those of the questions alone")
     check_number("--neighbours", args.neighbours, MOST_RANKS)
