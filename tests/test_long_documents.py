@@ -54,14 +54,17 @@ def watch(encoder, monkeypatch):
 # Positions by blocks
 
 
-def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, monkeypatch):
+@pytest.mark.parametrize("long", [10**9, 1], ids=["turned", "series"])
+def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, monkeypatch, long):
     """4,000 tokens are four times round the background: copies have one vector, and each its own position."""
     dataset = documents(background, 4_000)
     assert dataset.mixed.copies > 3
     with torch.no_grad():
         q.value.weight.copy_(torch.linspace(-1, 1, 32))
         q.alpha.fill_(0.05)
+    monkeypatch.setattr(q_function, "LONG", 10**9)
     whole = evaluate(QRetriever(q, dataset), dataset, steps=3).chains
+    monkeypatch.setattr(q_function, "LONG", long)
     monkeypatch.setattr(q_function, "NUMBERS", BLOCK)
     monkeypatch.setattr(q_function, "CELLS", 2 * dataset.max_pool)
     blocks = evaluate(QRetriever(q, dataset), dataset, steps=3).chains
@@ -71,7 +74,9 @@ def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, mo
     assert np.ptp(whole.step_scores) > 0.1
 
 
-def test_values_in_a_long_document_equal_a_loop_over_its_sentences(q, background, tmp_path, monkeypatch):
+@pytest.mark.parametrize("long", [10**9, 1], ids=["turned", "series"])
+def test_values_in_a_long_document_equal_a_loop_over_its_sentences(q, background, tmp_path, monkeypatch, long):
+    monkeypatch.setattr(q_function, "LONG", long)
     dataset = documents(background, 600)
     plain = QFunction(q.state_encoder, q.action_encoder, QConfig(positions="relative", order="document"))
     q.state_encoder.save(tmp_path / "state")
@@ -89,13 +94,14 @@ def test_values_in_a_long_document_equal_a_loop_over_its_sentences(q, background
         np.testing.assert_allclose(values[row, : len(expected)], expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("positions", ["none", "absolute", "relative"])
-def test_a_search_never_holds_more_than_a_block(q, background, monkeypatch, positions):
+@pytest.mark.parametrize(("positions", "long"), [("none", 512), ("absolute", 512), ("relative", 512), ("relative", 1)])
+def test_a_search_never_holds_more_than_a_block(q, background, monkeypatch, positions, long):
     dataset = documents(background, 2_000)
     q.config = replace(q.config, positions=positions)
+    monkeypatch.setattr(q_function, "LONG", long)
     monkeypatch.setattr(q_function, "NUMBERS", BLOCK)
     monkeypatch.setattr(q_function, "CELLS", 3 * dataset.max_pool)
-    multiplied, ranked, looked_up = [], [], []
+    multiplied, ranked, looked_up = [0], [], []
     real_rank, real_inner, real_call = q_function.rank, q._inner_products, ActionVectors.__call__
 
     def inner(embedded, vectors, at):

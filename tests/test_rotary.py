@@ -6,7 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from retrieval_gym.nn.rotary import candidate_positions, relative_positions, rotate, rotated_products  # noqa: E402
+from retrieval_gym.nn.rotary import (  # noqa: E402
+    RelativeProducts,
+    candidate_positions,
+    relative_positions,
+    rotate,
+    rotated_products,
+)
 
 
 def test_relative_positions_by_hand():
@@ -66,6 +72,23 @@ def test_products_with_rotated_vectors_are_those_of_the_rotated_vectors(halves, 
         strict=True,
     ):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("span", [0.0, 0.5, 9.0, 60.0])
+@pytest.mark.parametrize("picked", [[], [0], [149], [0, 1], [90, 3, 40], [148, 149, 0, 77]])
+def test_products_in_series_are_those_of_the_rotated_vectors(picked, span, halves):
+    generator = torch.Generator().manual_seed(len(picked))
+    query, vectors = (torch.randn(*shape, 48, generator=generator) for shape in ((), (160,)))
+    picked, settings = torch.tensor([*picked, -1, -1]), {"delta": 7.0, "span": span}
+    positions = relative_positions(picked[None], torch.tensor([150]), 150, **settings)
+    expected = (rotate(vectors[:150].double(), positions[0].double(), halves=halves) @ query.double()).float()
+    series = RelativeProducts(query, picked, 150, halves=halves, **settings)
+    parts = torch.cat([series(part, start) for start, part in zip(range(0, 160, 64), vectors.split(64), strict=True)])
+    assert parts.shape == (160,)
+    torch.testing.assert_close(
+        parts[:150], expected, atol=2e-6 * float(query.norm() * vectors.norm(dim=1).max()), rtol=0
+    )
 
 
 def test_far_positions_are_exact():

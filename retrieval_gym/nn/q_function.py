@@ -16,12 +16,13 @@ from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.nn.action_vectors import ActionVectors
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
-from retrieval_gym.nn.rotary import Positions, candidate_positions, rotate, rotated_products
+from retrieval_gym.nn.rotary import Positions, RelativeProducts, candidate_positions, rotate, rotated_products
 from retrieval_gym.nn.run import Run
 from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
 from retrieval_gym.ranking import CELLS, Ids, Scores, rank
 
+LONG = 512  # candidates of a document from which on a series is faster than turning each of them
 NUMBERS = 2**20  # coordinates of candidates that are rotated at once: bounds memory, and stays near the cache
 
 
@@ -147,15 +148,30 @@ class QFunction(nn.Module):
                 self.positions(states)  # refuses
             return embedded @ vectors.whole().T
         size, width = states.pool.shape
-        step = max(1, NUMBERS // max(1, size * embedded.shape[1]))
         document = None if self.config.positions == "none" else self._document(states)
         # One array for all blocks: small ones kept between large ones that are freed would break up the heap.
         products = embedded.new_empty(size, width)
+        if document is not None and self._in_series(embedded, width):
+            step, config = max(1, NUMBERS // embedded.shape[1]), self.config
+            for row, (query, picked, length) in enumerate(zip(embedded, *document, strict=True)):
+                series = RelativeProducts(
+                    query, picked, int(length), delta=config.delta, span=config.span, halves=config.halves
+                )
+                for start in range(0, width, step):
+                    block = vectors(states.pool[row, start : start + step])
+                    products[row, start : start + step] = series(block, start)
+            return products
+        step = max(1, NUMBERS // max(1, size * embedded.shape[1]))
         for start in range(0, width, step):
             ids = states.pool[:, start : start + step]
             positions = None if document is None else self._positions(*document, start, ids.shape[1])
             products[:, start : start + step] = self._inner_products(embedded, vectors(ids), positions)
         return products
+
+    def _in_series(self, embedded: Tensor, width: int) -> bool:
+        """Say whether the products with so many candidates are cheaper as series than by turning each of them."""
+        plain = not embedded.requires_grad and embedded.device.type == "cpu"
+        return plain and self.config.positions == "relative" and width >= LONG
 
     def _inner_products(self, embedded: Tensor, vectors: Tensor, positions: Tensor | None) -> Tensor:
         """<E_s, E_a> of some candidates ``(B, n)``, from their vectors without position, ``(B, n, D)``."""

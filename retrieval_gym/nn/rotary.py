@@ -116,6 +116,87 @@ def rotated_products(
     return (cos * inner + sin * cross).sum(dim=-1)
 
 
+class RelativeProducts:
+    """Products of one query with the candidates of a long document at their relative positions.
+
+    They are those of ``rotated_products`` at ``relative_positions``, to some 1e-7 of the vectors' lengths and several
+    times faster on a processor. The product with a turned vector is that of the query turned back. Along an interval of
+    the document, where positions run evenly over ``span``, a query that turns is a sum of waves of at most one radian a
+    position, and so a Chebyshev series of a few terms. An interval's vectors are multiplied with these, as one matrix,
+    and none is turned. Without gradients.
+
+    Args:
+        query: ``(D,)``.
+        picked: positions in the document in any order, -1 = none, int64 ``(T,)``.
+        length: number m of passages of the document.
+        delta: as of ``relative_positions``.
+        span: as of ``relative_positions``.
+        base: as of ``rotate``.
+        halves: as of ``rotate``.
+
+    Raises:
+        ValueError: when D cannot be split into planes.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        picked: Tensor,
+        length: int,
+        *,
+        delta: float = 10.0,
+        span: float = 9.0,
+        base: float = 10_000.0,
+        halves: bool = False,
+    ) -> None:
+        self._bounds = [0, *sorted(place for place in picked.tolist() if place >= 0), length]
+        terms = _terms(span)
+        order = torch.arange(terms, dtype=torch.float64)
+        nodes = (order + 0.5) * (math.pi / terms)
+        series = (order[:, None] * nodes).cos() * (2 / terms)
+        series[0] /= 2
+        starts = torch.arange(len(self._bounds) - 1, dtype=torch.float64)[:, None] * delta
+        back = -(starts + span * (nodes.cos() + 1) / 2)
+        turned = rotate(query.double().expand(*back.shape, -1), back, base=base, halves=halves)
+        self._coefficients = (series @ turned).to(query)
+
+    def __call__(self, vectors: Tensor, start: int = 0) -> Tensor:
+        """Return the products ``(n,)`` with consecutive candidates ``(n, D)``, the first of which is at ``start``.
+
+        Those past the document's end mean nothing.
+        """
+        products = vectors.new_zeros(len(vectors))
+        for low, high, coefficients in zip(self._bounds, self._bounds[1:], self._coefficients, strict=False):
+            first, end = max(low, start), min(high, start + len(vectors))
+            if first < end:
+                place = (torch.arange(first, end, dtype=torch.float64) - low) * (2 / (high - low)) - 1
+                polynomials = _chebyshev(place, len(coefficients)).to(vectors)
+                part = slice(first - start, end - start)
+                products[part] = ((vectors[part] @ coefficients.T) * polynomials).sum(dim=1)
+        return products
+
+
+def _chebyshev(place: Tensor, terms: int) -> Tensor:
+    """Return the first Chebyshev polynomials at places in [-1, 1], ``(n, terms)``."""
+    found = place.new_ones(terms, len(place))
+    if terms > 1:
+        found[1] = place
+    for k in range(2, terms):
+        torch.mul(found[k - 1], 2 * place, out=found[k])
+        found[k] -= found[k - 2]
+    return found.T
+
+
+def _terms(span: float) -> int:
+    """Return how many Chebyshev terms hold waves of at most one radian a position over ``span`` positions to 1e-8."""
+    # The coefficients of exp(i a x) are 2 J_k(a) <= 2 (a / 2) ** k / k!, with a half of the span.
+    terms, bound = 1, abs(span) / 2
+    while bound > 1e-9 or terms < abs(span) / 4:
+        terms += 1
+        bound *= abs(span) / 4 / terms
+    return terms
+
+
 def _planes(dim: int, halves: bool) -> tuple[int, int]:
     """Return how many parts a vector has, and how many planes each part."""
     parts = 2 if halves else 1
