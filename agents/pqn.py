@@ -194,6 +194,9 @@ class Args:
     """segments an update; num_envs * num_steps * accumulation * tries transitions (paper: 96)"""
     reward: str = "complete"
     """reward of the environment"""
+    play_on: bool = False
+    """spend the whole budget, also after the last gold passage, so that Q learns from states that miss nothing, which a
+    threshold on max Q has to tell (ours)"""
     gamma: float = 0.99
     """discount"""
     alpha: float = 0.05
@@ -340,7 +343,7 @@ def main(args: Args) -> Path:
     # Environment.
     envs = gym.make_vec(
         "ChainRetrieval-v0", num_envs=args.num_envs, dataset=train, max_steps=max_steps, observation="ids",
-        reward=args.reward,
+        reward=args.reward, stop_when_complete=not args.play_on,
     )  # fmt: skip
     num_actions = int(envs.single_action_space.n)
     if args.tries > num_actions:

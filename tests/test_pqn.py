@@ -130,6 +130,17 @@ def weights(folder):
     return TextEncoder.load(folder).state_dict()
 
 
+def test_playing_on_learns_from_states_that_miss_nothing(pqn, args, spy):
+    seen, complete = spy("states_from"), []
+    for play_on in (False, True):
+        folder = pqn.main(args(play_on=play_on, reward="gold"))
+        lengths = [line["charts/episodic_length"] for line in read_metrics(folder) if "charts/episodic_length" in line]
+        assert (set(lengths) == {4}) == play_on
+        complete.append(sum(info["complete"].sum() for (_, info), _ in seen))
+        seen.clear()
+    assert complete[0] == 0 < complete[1]
+
+
 def check_run_folder(folder, args):
     """Everything that a finished run leaves, and that its parts agree."""
     assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(asdict(args)))
