@@ -22,7 +22,8 @@ from retrieval_gym.nn.scoring import available, soft_value
 from retrieval_gym.nn.tokens import Order, TokenStore, pool_positions
 from retrieval_gym.ranking import CELLS, Ids, Scores, rank
 
-LONG = 512  # candidates of a document from which on a series is faster than turning each of them
+LONG = 512  # candidates of a document from which on a series is faster than turning each of them,
+WIDE = 100.0  # and the span up to which it is: a series needs more terms the further positions run
 NUMBERS = 2**20  # coordinates of candidates that are rotated at once: bounds memory, and stays near the cache
 
 
@@ -170,8 +171,8 @@ class QFunction(nn.Module):
 
     def _in_series(self, embedded: Tensor, width: int) -> bool:
         """Say whether the products with so many candidates are cheaper as series than by turning each of them."""
-        plain = not embedded.requires_grad and embedded.device.type == "cpu"
-        return plain and self.config.positions == "relative" and width >= LONG
+        plain = not embedded.requires_grad and embedded.device.type == "cpu" and self.config.positions == "relative"
+        return plain and width >= LONG and self.config.span <= WIDE
 
     def _inner_products(self, embedded: Tensor, vectors: Tensor, positions: Tensor | None) -> Tensor:
         """<E_s, E_a> of some candidates ``(B, n)``, from their vectors without position, ``(B, n, D)``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -166,7 +167,7 @@ class RelativeProducts:
         Those past the document's end mean nothing.
         """
         products = vectors.new_zeros(len(vectors))
-        for low, high, coefficients in zip(self._bounds, self._bounds[1:], self._coefficients, strict=False):
+        for (low, high), coefficients in zip(pairwise(self._bounds), self._coefficients, strict=True):
             first, end = max(low, start), min(high, start + len(vectors))
             if first < end:
                 place = (torch.arange(first, end, dtype=torch.float64) - low) * (2 / (high - low)) - 1
