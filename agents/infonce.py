@@ -419,7 +419,7 @@ def main(args: Args) -> Path:
 
     def score(encoder: TextEncoder, asked: RetrievalDataset, steps: int, limit: int | None = None) -> Evaluation:
         """Walk greedily to the end of the budget; gold never stops an evaluation."""
-        return evaluate(retriever(encoder, asked), asked, steps=steps, limit=limit, progress=True)
+        return evaluate(retriever(encoder, asked), asked, steps=steps, limit=limit, progress=asked.name)
 
     def worth(result: Evaluation) -> list[float]:
         """What epochs are selected by: few questions tie often, so equals are told apart by a finer metric."""

@@ -317,7 +317,7 @@ def metrics_of(steps: int) -> tuple[str, ...]:
 def score(retriever: DenseRetriever, asked: RetrievalDataset, steps: int, limit: int | None = None) -> Evaluation:
     """Play greedily to the end of the budget; gold never stops an evaluation."""
     measures = MEASURES if steps == 1 else ()
-    return evaluate(retriever, asked, steps=steps, limit=limit, measures=measures, progress=True)
+    return evaluate(retriever, asked, steps=steps, limit=limit, measures=measures, progress=asked.name)
 
 
 def main(args: Args) -> Path:

@@ -310,7 +310,7 @@ def play_reported(
     for spec, (dataset, steps) in reported.items():
         retriever = QRetriever(q, dataset, args.cache_dir if keep else None, vectors)
         vectors = None if dataset.pools is None else retriever.vectors
-        results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit, progress=True)
+        results[spec] = evaluate(retriever, dataset, steps=steps, limit=limit, progress=spec)
     return results
 
 
@@ -389,7 +389,7 @@ def main(args: Args) -> Path:
 
     def select(q: QFunction) -> Evaluation:
         retriever = QRetriever(q, selection, args.cache_dir if keep else None, vectors if frozen else None)
-        return evaluate(retriever, selection, steps=max_steps, progress=True)
+        return evaluate(retriever, selection, steps=max_steps, progress="selection")
 
     def checkpoint(update: int) -> dict[str, Any]:
         return {

@@ -204,7 +204,7 @@ def evaluate(
     batch_size: int = 256,
     depth: int = 100,
     name: str | None = None,
-    progress: bool = False,
+    progress: str | None = None,
 ) -> Evaluation:
     """Score a retriever. Chains never stop on gold: each spends its whole budget.
 
@@ -226,7 +226,7 @@ def evaluate(
         depth: how many passages each search returns, at least as many as ``ks`` and
             ``measures`` look at.
         name: in tables; the class's name by default. A search that is not greedy is added in brackets.
-        progress: show on stderr how many searches are done.
+        progress: shows on stderr how many searches are done, under this name; None shows nothing.
 
     Raises:
         ValueError: when a number is out of range, ``search`` or a measure is unknown, ``questions`` and ``limit`` are
@@ -250,14 +250,14 @@ def evaluate(
     places = max(ks[-1], ir_metrics.measured_depth(measures))
     play = partial(SEARCHES[search], beams=beams) if search == "beam" else SEARCHES[search]
     suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
-    calls, called = getattr(retriever, "encoder_calls", None), (name or type(retriever).__name__) + suffix
+    calls = getattr(retriever, "encoder_calls", None)
     searches = len(asked) * (1 if search == "single" else steps if search == "greedy" else 1 + beams * (steps - 1))
-    with Progress(called, searches, "searches") if progress else nullcontext() as shown:
+    with nullcontext() if progress is None else Progress(progress, searches, "searches") as shown:
         player = retriever if shown is None else Watched(retriever, shown)
         chains = play(player, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
     ranking = final_ranking(chains, places)
     return Evaluation(
-        retriever=called,
+        retriever=(name or type(retriever).__name__) + suffix,
         search=search,
         beams=beams if search == "beam" else 1,
         dataset=dataset,

@@ -71,9 +71,9 @@ def test_every_metric_by_hand():
 def test_progress_counts_searches_on_stderr_and_changes_nothing(search, done, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     asked = {"steps": 2, "search": search, "beams": 2, "batch_size": 2, "name": "r"}
-    shown = evaluate(RandomRetriever(hand_made()), hand_made(), **asked, progress=True)
+    shown = evaluate(RandomRetriever(hand_made()), hand_made(), **asked, progress="asking")
     told = capsys.readouterr().err.splitlines()
-    assert told == [f"{shown.retriever}: {count} of {done[-1]} searches" for count in done]
+    assert told == [f"asking: {count} of {done[-1]} searches" for count in done]
     silent = evaluate(RandomRetriever(hand_made()), hand_made(), **asked)
     assert not capsys.readouterr().err and silent.retriever == shown.retriever
     assert_array_equal(shown.ranking, silent.ranking)

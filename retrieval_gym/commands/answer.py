@@ -194,7 +194,7 @@ def _retrieve(args: argparse.Namespace, dataset: RetrievalDataset, questions: Id
         questions=questions,
         batch_size=args.batch_size,
         name=name,
-        progress=True,
+        progress=name,
     )
     tell_truncated(name, retriever)
     return evaluation

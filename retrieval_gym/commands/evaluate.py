@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     seed=args.seed,
                     batch_size=args.batch_size,
                     name=name,
-                    progress=True,
+                    progress=f"{name}, {search}",
                 )
             )
         tell_truncated(name, retriever)

@@ -196,7 +196,7 @@ def _environment(
                 seed=seed,
                 batch_size=batch_size,
                 name=system.name,
-                progress=True,
+                progress=f"{system.name} on {spec}",
             )
         )
         if steps > 1:
