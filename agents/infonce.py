@@ -17,7 +17,7 @@ the first epoch an encoder that was trained on gold histories alone does the wal
 
 from __future__ import annotations
 
-from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.nn.script import run_script, tell_in_one_line, tell_resume
 from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
@@ -76,7 +76,6 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
-    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -492,6 +491,7 @@ def main(args: Args) -> Path:
             learner.optimizer.load_state_dict(state["optimizer"])
             set_rng_state(state["rng"])
             first_part, best, untrained = state["part"], state["best"], state["untrained"]
+        print(f"goes on after epoch {first_part / args.rounds:.3g} of {args.epochs}")
     else:
         untrained = {
             spec: untrained_values(spec, score(frozen, asked, steps, args.eval_questions), METRICS)

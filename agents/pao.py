@@ -20,7 +20,7 @@ loss is taken at every state on the way.
 
 from __future__ import annotations
 
-from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.nn.script import run_script, tell_in_one_line, tell_resume
 from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
@@ -80,7 +80,6 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
-    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -424,6 +423,7 @@ def main(args: Args) -> Path:
             set_rng_state(state["rng"])
             first_update, transitions, best = state["update"], state["transitions"], state["best"]
             untrained = state["untrained"]
+        print(f"goes on after update {first_update} of {updates}")
     else:
         untrained = {
             spec: untrained_values(
@@ -526,7 +526,7 @@ def main(args: Args) -> Path:
                 best = selected.mean(select_by)
                 run.save("best", {"query": trained_state(encoder), "update": update + 1})
         run.log(values, transitions)
-        if last or (update + 1) % args.eval_every == 0:
+        if last or run.is_due or (update + 1) % args.eval_every == 0:
             run.save("last", checkpoint(update + 1))
             rewards_of.keep()
         run.progress(update + 1, updates, values)

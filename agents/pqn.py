@@ -14,7 +14,7 @@ Without a preset the hyperparameters are those of the paper (appendix F).
 
 from __future__ import annotations
 
-from retrieval_gym.nn.script import run_script, tell_in_one_line
+from retrieval_gym.nn.script import run_script, tell_in_one_line, tell_resume
 from retrieval_gym.threads import let_threads_sleep
 
 if __name__ == "__main__":
@@ -59,7 +59,6 @@ from retrieval_gym.nn.reporting import (
     refuse_overlap,
     report_difference,
     tell_long_warmup,
-    tell_resume,
     tell_run,
     tell_selected,
     untrained_values,
@@ -410,6 +409,7 @@ def main(args: Args) -> Path:
             obs, info = envs.unwrapped.set_state(state["envs"])
             episode_return, episode_length = np.array(state["episode_return"]), np.array(state["episode_length"])
             first_update, best, untrained = state["update"], state["best"], state["untrained"]
+        print(f"goes on after update {first_update} of {updates}")
     else:
         untrained = {
             spec: untrained_values(spec, result, METRICS)
@@ -549,7 +549,7 @@ def main(args: Args) -> Path:
                 best = values["eval/all_gold_picked"]
                 run.save("best", {"q": trained_state(scored, frozen), "update": update + 1})
         run.log(values, global_step)
-        if last or (update + 1) % args.eval_every == 0:
+        if last or run.is_due or (update + 1) % args.eval_every == 0:
             run.save("last", checkpoint(update + 1))
         run.progress(global_step, updates * transitions, values)
     envs.close()

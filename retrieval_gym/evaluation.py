@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -252,8 +251,8 @@ def evaluate(
     suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
     calls = getattr(retriever, "encoder_calls", None)
     searches = len(asked) * (1 if search == "single" else steps if search == "greedy" else 1 + beams * (steps - 1))
-    with nullcontext() if progress is None else Progress(progress, searches, "searches") as shown:
-        player = retriever if shown is None else Watched(retriever, shown)
+    with Progress(progress or "", searches, "searches", shown=progress is not None) as shown:
+        player = Watched(retriever, shown)
         chains = play(player, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
     ranking = final_ranking(chains, places)
     return Evaluation(

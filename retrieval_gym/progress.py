@@ -23,13 +23,14 @@ class Progress:
         total: how much there is to do.
         unit: of these, in the plural.
         done: how much was done before.
+        shown: False shows nothing.
     """
 
-    def __init__(self, name: str, total: int, unit: str, done: int = 0) -> None:
+    def __init__(self, name: str, total: int, unit: str, done: int = 0, *, shown: bool = True) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
-        self._told, self._lines = time.monotonic(), 0
+        self._shown, self._told, self._lines = shown, time.monotonic(), 0
         self._bar: Any = None
-        if sys.stderr.isatty() and find_spec("tqdm") is not None:  # an extra's
+        if shown and sys.stderr.isatty() and find_spec("tqdm") is not None:  # an extra's
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc=name, dynamic_ncols=True, leave=False)
@@ -39,7 +40,9 @@ class Progress:
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
-        elif time.monotonic() - self._told > SECONDS_BETWEEN_LINES or (self._lines and self.done == self.total):
+            return
+        due = time.monotonic() - self._told > SECONDS_BETWEEN_LINES or (self._lines and self.done == self.total)
+        if self._shown and due:
             self._told = time.monotonic()
             self._lines += 1
             print(f"{self.name}: {self.done} of {self.total} {self.unit}", file=sys.stderr, flush=True)

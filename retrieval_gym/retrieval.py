@@ -146,9 +146,7 @@ def make_retriever(
 
         name_or_path = DEFAULT_MODEL if encoder is None else str(encoder)
         model = TextEncoder.load(name_or_path, device=resolve_device(device), layers=layers)
-        return DenseRetriever(
-            dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir, progress=sys.stderr.isatty()
-        )
+        return DenseRetriever(dataset, model, max_passage_tokens=max_passage_tokens, cache_dir=cache_dir, progress=True)
     if name.startswith("run:"):
         from retrieval_gym.nn.run import resolve_device
         from retrieval_gym.nn.trained import load_run

@@ -558,9 +558,10 @@ def test_a_signal_is_one_line_and_the_resumed_run_equals_a_whole_one(
         status, _, err = script(agent, *words)
     line = [line for line in err.splitlines() if line and "embedding passages" not in line]
     how = "interrupted" if signum == signal.SIGINT else "terminated"
-    assert status == 128 + signum and len(line) == 1 and line[0].startswith(f"{agent}: {how}; go on with --resume"), err
+    assert status == 128 + signum and len(line) == 1 and line[0].startswith(f"{agent}: {how}; go on with"), err
     begun = (tmp_path / "runs").exists()
     assert begun == (moment != "embedding")
+    assert line[0].endswith(f"--resume {the_run(tmp_path / 'runs')}" if begun else "the same command"), err
     assert not list(tmp_path.glob("runs/*/checkpoints/*.tmp"))
     status, _, err = script(agent, *(["--resume", the_run(tmp_path / "runs")] if begun else words))
     assert status == 0 and content(the_run(tmp_path / "runs")) == expected, err

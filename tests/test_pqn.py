@@ -790,6 +790,20 @@ def test_a_run_killed_twice_and_resumed_equals_an_uninterrupted_one(pqn, args, w
     assert_same_run(folder, whole_run)
 
 
+def test_checkpoints_a_minute_apart_change_nothing(pqn, args, whole_run, monkeypatch):
+    saved, save = [], Run.save
+
+    def recorded(run, name, state):
+        saved.append((name, state["update"]))
+        save(run, name, state)
+
+    monkeypatch.setattr(Run, "save", recorded)
+    monkeypatch.setattr("retrieval_gym.nn.run.SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    folder = pqn.main(args(**LONG))
+    assert [update for name, update in saved if name == "last"] == list(range(6))
+    assert_same_run(folder, whole_run)
+
+
 def run_script(monkeypatch, *flags):
     """Run the script's ``__main__`` block in this process; return what it exits with."""
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *flags])

@@ -180,9 +180,6 @@ def _sample(answered: Ids, limit: int | None, seed: int) -> Ids:
 
 def _retrieve(args: argparse.Namespace, dataset: RetrievalDataset, questions: Ids, steps: int) -> Evaluation:
     (name,) = args.retriever
-    if name.partition(":")[0] in ("dense", "run"):
-        size = len(dataset.corpus)
-        print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
     retriever = named_retriever(name, args, dataset)
     evaluation = evaluate(
         retriever,

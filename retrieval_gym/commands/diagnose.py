@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from retrieval_gym import mdp
 from retrieval_gym.chain_logs import read_chain_logs
@@ -131,9 +130,6 @@ def _play(
         asked[source] = Asked(source, reached[source].distinct()[1], None)
     # The source goes first, since the others are asked about its states; one retriever at a time is held in memory.
     for name in sorted(args.retriever, key=lambda name: name != source):
-        if name.partition(":")[0] in ("dense", "run"):
-            size = len(dataset.corpus)
-            print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
         retriever = named_retriever(name, args, dataset)
         task = f"{name}, {steps} steps of {len(questions)} questions"
         with Progress(task, steps * len(questions), "searches") as progress:

@@ -74,7 +74,7 @@ def load_questions(args: argparse.Namespace) -> tuple[RetrievalDataset, int]:
 
 
 def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDataset) -> Retriever:
-    """Make one of ``args.retriever``.
+    """Make one of ``args.retriever``, and say on stderr what that takes.
 
     Raises:
         ValueError: when the name is unknown or its factory takes no dataset.
@@ -89,6 +89,9 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
         options = {key: given[key] for key in RUN_OPTIONS if key in given}
     elif name == "bm25" and args.query is not None:
         options = {"query": args.query}
+    if kind in ("dense", "run"):
+        size = len(dataset.corpus)
+        print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
     try:
         return make_retriever("dense" if kind == "dense" else name, dataset, seed=args.seed, **options)
     except TypeError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             max_passage_tokens=args.max_passage_tokens,
             device=args.device,
             cache_dir=args.cache_dir,
-            progress=sys.stderr.isatty(),
+            progress=True,
         )
     steps = max_steps if args.steps is None else args.steps
     chains = retriever.chains([question for _, question in asked], steps, args.threshold, k=args.k or 0)

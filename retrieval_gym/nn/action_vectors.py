@@ -13,6 +13,7 @@ from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.tokens import TokenStore
+from retrieval_gym.progress import Progress
 
 MANY = 1_024  # passages embedded at once that take long enough for a progress bar
 
@@ -79,8 +80,9 @@ class ActionVectors:
         if unknown.any():
             missing, where = np.unique(rows[unknown], return_index=True)
             passages = self._first[ids[unknown][where]].tolist()
-            texts = self._store.actions(passages)
-            table.vectors[torch.from_numpy(missing)] = self._encoder.embed_many(texts, progress=len(texts) > MANY)
+            with Progress("embedding passages", len(passages), "texts", shown=len(passages) > MANY) as progress:
+                vectors = self._encoder.embed(self._store.actions(passages), told=progress.update)
+            table.vectors[torch.from_numpy(missing)] = vectors
             table.known[missing] = True
         return table.vectors[torch.from_numpy(rows).to(table.vectors.device)]
 

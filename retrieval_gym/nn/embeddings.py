@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from retrieval_gym.files import lock, write_text, writing
 from retrieval_gym.nn.encoder import Kind, TextEncoder
+from retrieval_gym.progress import Progress
 
 if TYPE_CHECKING:
     from retrieval_gym.datasets.base import Corpus
@@ -127,18 +128,15 @@ def fill(
     start: int,
 ) -> Iterator[int]:
     """Embed ``texts[start:]`` by chunks into their rows of ``table``; yield how many of each chunk were cut."""
-    from tqdm.auto import tqdm
-
     order = np.argsort(rows, kind="stable")
     bounds = np.searchsorted(rows[order], np.arange(0, len(texts) + CHUNK, CHUNK))
-    with tqdm(total=len(texts), initial=start, unit="text", desc="embedding passages", disable=not progress) as bar:
+    with Progress("embedding passages", len(texts), "texts", start, shown=progress) as shown:
         for begin in range(start, len(texts), CHUNK):
             part = texts[begin : begin + CHUNK]
             before = encoder.truncated
-            vectors = encoder.encode(part, kind, max_tokens=max_tokens, token_budget=token_budget).cpu().numpy()
+            vectors = encoder.encode(part, kind, max_tokens=max_tokens, token_budget=token_budget, told=shown.update)
             places = order[bounds[begin // CHUNK] : bounds[begin // CHUNK + 1]]
-            table[places] = vectors[rows[places] - begin]
-            bar.update(len(part))
+            table[places] = vectors.cpu().numpy()[rows[places] - begin]
             yield encoder.truncated - before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -252,13 +252,20 @@ class TextEncoder(nn.Module):
 
     # Vectors
 
-    def embed(self, sequences: Sequence[Tokens], *, token_budget: int | None = None) -> Tensor:
+    def embed(
+        self,
+        sequences: Sequence[Tokens],
+        *,
+        token_budget: int | None = None,
+        told: Callable[[int], object] | None = None,
+    ) -> Tensor:
         """Embed inputs made by ``sequence``; differentiable where gradients are on.
 
         Args:
             sequences: N arrays of tokens, each at least one long.
             token_budget: most tokens, padding included, in one forward pass; one input alone may pass it. None is
                 what suits the device.
+            told: is called after each forward pass with the number of its inputs.
 
         Returns:
             float32 ``(N, D)`` on the encoder's device, in the order of ``sequences``.
@@ -273,7 +280,11 @@ class TextEncoder(nn.Module):
         order = np.argsort(-lengths, kind="stable")
         with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
             batches = cut_batches(lengths, order, *batch_limits(self.device, token_budget))
-            chunks = [self._embed_padded(sequences, lengths, rows) for rows in batches]
+            chunks = []
+            for rows in batches:
+                chunks.append(self._embed_padded(sequences, lengths, rows))
+                if told is not None:
+                    told(len(rows))
         back = torch.empty(len(order), dtype=torch.int64)
         back[torch.from_numpy(order)] = torch.arange(len(order))
         return torch.cat(chunks)[back.to(self.device)]
@@ -305,7 +316,7 @@ class TextEncoder(nn.Module):
         *,
         max_tokens: int | None = None,
         token_budget: int | None = None,
-        progress: bool = False,
+        told: Callable[[int], object] | None = None,
     ) -> Tensor:
         """Embed texts without gradients and without dropout; a text that occurs twice is embedded once.
 
@@ -314,7 +325,7 @@ class TextEncoder(nn.Module):
             kind: whose prompt to use.
             max_tokens: cut each text after so many tokens.
             token_budget: most tokens in one forward pass; see ``embed``.
-            progress: show a progress bar.
+            told: is called after each forward pass with the number of texts that it embedded; see ``embed``.
 
         Returns:
             float32 ``(N, D)`` on the encoder's device.
@@ -326,28 +337,10 @@ class TextEncoder(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            vectors = self.embed_many(sequences, token_budget, progress)
+            vectors = self.embed(sequences, token_budget=token_budget, told=told)
         finally:
             self.train(was_training)
         return vectors[torch.tensor(rows, dtype=torch.int64, device=self.device)]
-
-    @torch.no_grad()
-    def embed_many(self, sequences: Sequence[Tokens], token_budget: int | None = None, progress: bool = True) -> Tensor:
-        """Embed inputs as ``embed`` does, without gradients and with a progress bar."""
-        if not progress or not sequences:
-            return self.embed(sequences, token_budget=token_budget)
-        from tqdm.auto import tqdm
-
-        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        order = np.argsort(-lengths, kind="stable")
-        vectors = torch.empty(len(sequences), self.dim, device=self.device)
-        with tqdm(total=len(sequences), unit="text", desc="embedding") as bar:
-            for rows in np.array_split(order, max(1, len(order) // 1024)):
-                vectors[torch.from_numpy(rows)] = self.embed(
-                    [sequences[row] for row in rows], token_budget=token_budget
-                )
-                bar.update(len(rows))
-        return vectors
 
     # Identity and files
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,11 +137,6 @@ def tell_long_warmup(args: Any, updates: int) -> None:
         print(f"warm-up takes {args.warmup_updates} of {updates} updates: train longer, or lower --warmup-updates")
 
 
-def tell_resume(directory: Path) -> None:
-    """Print what goes on with a run that was stopped."""
-    print(f"it may be stopped at any time: {shlex.join(['python', sys.argv[0], '--resume', str(directory)])} goes on")
-
-
 def tell_selected(what: str, metric: str, value: float, selection: RetrievalDataset) -> None:
     """Print which checkpoint is reported; ``update 0`` is the untrained encoder."""
     note = ", the untrained encoder: no later one was better" if what.endswith(" 0") else ""
@@ -155,7 +149,9 @@ def tell_run(directory: Path, env_id: str, env_kwargs: Sequence[str]) -> None:
     """Print where a finished run is, and what scores it again."""
     command = ["retrieval_gym", "evaluate", "--env", env_id, "--retriever", f"run:{directory}"]
     command += ["--env-kwargs", *env_kwargs] if env_kwargs else []
-    print(f"\nrun {directory}; score it with: {shlex.join(command)}")
+    report = ["retrieval_gym", "report", str(directory), "--out", "report.html"]
+    print(f"\nrun {directory}; look at its chains with: {shlex.join(report)}")
+    print(f"score it with: {shlex.join(command)}")
 
 
 def untrained_values(spec: str, result: Evaluation, metrics: Sequence[str]) -> dict[str, list[float]]:

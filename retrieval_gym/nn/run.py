@@ -54,6 +54,7 @@ __all__ = [
 
 CHECKPOINTS = ("last", "best")
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
 VERSIONED = ("retrieval-gym", "torch", "numpy", "gymnasium", "transformers", "sentence-transformers", "peft")
 
 
@@ -138,6 +139,7 @@ class Run:
         self._events: EventFile | None = None
         self._bar: tqdm | None = None
         self._last_line = -math.inf
+        self._saved = time.monotonic()
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -279,6 +281,13 @@ class Run:
             with writing(self._metrics_path), open(self._metrics_path, "rb+") as file:
                 os.fsync(file.fileno())
         save_checkpoint(path, {**state, "metrics_bytes": self._metrics_bytes})
+        if name == "last":
+            self._saved = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is a minute old, so that an interruption would cost more."""
+        return time.monotonic() - self._saved > SECONDS_BETWEEN_CHECKPOINTS
 
     def load(self, name: Literal["last", "best"], map_location: str | torch.device = "cpu") -> dict[str, Any]:
         """Read ``checkpoints/{name}.pt``, or ``{name}.previous.pt`` when it is missing or damaged, and say so.

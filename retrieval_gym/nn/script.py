@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from retrieval_gym.messages import drop_output, error_message, is_out_of_memory,
 Args = TypeVar("Args")
 
 LARGEST_COUNT = 10**12  # more is a slip; it also keeps products of counts within what arrays take
-GO_ON = "go on with --resume and the run folder printed above, or where none was, with the same command"
+GO_ON = "go on with the same command"  # until there is a run
+_go_on = GO_ON
 
 
 class _Terminated(KeyboardInterrupt):
@@ -44,6 +46,14 @@ def tell_in_one_line(name: str) -> None:
     sys.excepthook = tell
 
 
+def tell_resume(directory: Path) -> None:
+    """Print what goes on with a run that was stopped; it is said again where the script is interrupted."""
+    global _go_on
+    interpreter = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd() + os.sep) else sys.executable
+    _go_on = f"go on with {shlex.join([interpreter, sys.argv[0], '--resume', str(directory)])}"
+    print(f"where it is stopped, {_go_on}")
+
+
 def run_script(name: str, parse: Callable[[], Args], main: Callable[[Args], object]) -> None:
     """Read the command line and run; what a user can mend ends in one line on stderr.
 
@@ -56,6 +66,8 @@ def run_script(name: str, parse: Callable[[], Args], main: Callable[[Args], obje
         SystemExit: with that line, which gives the status 1; with 2 where the command line cannot be read, 130 after
             Ctrl-C and 143 after SIGTERM, as a shell counts them.
     """
+    global _go_on
+    _go_on = GO_ON
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         main(_parsed(name, parse))
@@ -132,12 +144,12 @@ def _line(name: str, error: BaseException) -> str | None:
     """Return the line for an error that a user can mend, None for any other."""
     if isinstance(error, KeyboardInterrupt):
         how = "terminated" if isinstance(error, _Terminated) else "interrupted"
-        return f"{name}: {how}; {GO_ON}"
+        return f"{name}: {how}; {_go_on}"
     if is_out_of_memory(error):
         detail = f" ({str(error).splitlines()[0]})" if str(error) else ""
         return one_line(f"{name}: out of memory{detail}: ask for less at once, such as smaller batches")
     if isinstance(error, OSError) and error.filename is None and error.strerror == os.strerror(error.errno or 0):
-        return f"{name}: cannot print: {error.strerror}; look where the output is sent, and {GO_ON}"
+        return f"{name}: cannot print: {error.strerror}; look where the output is sent, and {_go_on}"
     if isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)):
         return one_line(f"{name}: {error_message(error)}")
     return None
