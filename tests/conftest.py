@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,10 @@ import numpy as np
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A shell has what it starts in the background ignore Ctrl-C, tests of it and all that they start included.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset  # noqa: E402
 

@@ -48,6 +48,7 @@ def test_save_opens_in_sentence_transformers_with_the_same_vectors(make, tmp_pat
     encoder.save(tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert theirs.state_dict().keys() == {f"0.model.{name}" for name in encoder.model.state_dict()}  # nothing made up
     again = TextEncoder.load(tmp_path / "model")
     assert again.weights_hash() == encoder.weights_hash()
     assert again.settings() == encoder.settings()

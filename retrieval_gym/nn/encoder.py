@@ -380,7 +380,10 @@ class TextEncoder(nn.Module):
             for i, (name, place) in enumerate(zip(modules, places, strict=True))
         ]
         model_files.write_json(folder / "modules.json", listing)
-        bert_config = {"max_seq_length": self.max_length, "do_lower_case": False}
+        bert_config: dict[str, Any] = {"max_seq_length": self.max_length, "do_lower_case": False}
+        if "add_pooling_layer" in inspect.signature(type(self.model).__init__).parameters:
+            # Else the opener would make a layer that nothing uses, and report its weights as missing.
+            bert_config["model_args"] = {"add_pooling_layer": False}
         model_files.write_json(folder / "sentence_bert_config.json", bert_config)
         modes = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "lasttoken": "lasttoken"}
         pooling = {f"pooling_mode_{key}": mode == self.pooling for mode, key in modes.items()}
