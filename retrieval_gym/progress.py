@@ -20,13 +20,13 @@ class Progress:
 
     Args:
         name: of what goes on.
-        total: how much there is to do.
+        total: how much there is to do, None where nobody knows.
         unit: of these, in the plural.
         done: how much was done before.
         shown: False shows nothing.
     """
 
-    def __init__(self, name: str, total: int, unit: str, done: int = 0, *, shown: bool = True) -> None:
+    def __init__(self, name: str, total: int | None, unit: str, done: int = 0, *, shown: bool = True) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
         self._shown, self._told, self._lines = shown, time.monotonic(), 0
         self._bar: Any = None
@@ -45,7 +45,8 @@ class Progress:
         if self._shown and due:
             self._told = time.monotonic()
             self._lines += 1
-            print(f"{self.name}: {self.done} of {self.total} {self.unit}", file=sys.stderr, flush=True)
+            done = str(self.done) if self.total is None else f"{self.done} of {self.total}"
+            print(f"{self.name}: {done} {self.unit}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Progress:
         """Return itself."""

@@ -19,6 +19,7 @@ from retrieval_gym.datasets.readers import (
     parse_line,
     read_lines,
 )
+from retrieval_gym.progress import Progress
 from retrieval_gym.protocol import align
 
 MAX_WORDS, MAX_CHARACTERS = 200, 2000  # beyond what the default encoder reads of a passage, 256 tokens
@@ -172,6 +173,7 @@ def validate(
     count_tokens: Callable[[Sequence[str]], Sequence[int]] | None = None,
     max_tokens: int | None = None,
     show: int = 5,
+    progress: bool = False,
 ) -> Report:
     """Check a folder with ``corpus.jsonl`` and questions; see ``datasets.jsonl.load_custom`` for the layout.
 
@@ -185,6 +187,7 @@ def validate(
         count_tokens: the number of tokens of each of N texts, title and text on two lines; None counts none.
         max_tokens: with ``count_tokens``, tokens that a passage may have.
         show: how many places to keep for each check.
+        progress: show on stderr how many lines are read.
 
     Raises:
         FileNotFoundError: when there is no such folder.
@@ -192,14 +195,15 @@ def validate(
     path = Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give one that holds corpus.jsonl and questions.jsonl")
-    return _Checker(path, Report(str(folder), steps), show).run(max_words, max_characters, count_tokens, max_tokens)
+    checker = _Checker(path, Report(str(folder), steps), show, progress)
+    return checker.run(max_words, max_characters, count_tokens, max_tokens)
 
 
 class _Checker:
     """Reads the files of one folder, one after the other, and fills in a report."""
 
-    def __init__(self, folder: Path, report: Report, show: int) -> None:
-        self.folder, self.report, self.show = folder, report, show
+    def __init__(self, folder: Path, report: Report, show: int, progress: bool) -> None:
+        self.folder, self.report, self.show, self.progress = folder, report, show, progress
         self.findings: dict[str, Finding] = {}
         self.passages: dict[str, int] = {}  # id to the lowest line of the same text
         self.questions: dict[str, tuple[str, int]] = {}  # text to split and place of its first question
@@ -246,13 +250,19 @@ class _Checker:
         self.report.findings = sorted(self.findings.values(), key=lambda finding: order.index(finding.check))
         return self.report
 
+    def watched(self, file: Path) -> Iterator[bytes]:
+        with Progress(file.name, None, "lines", shown=self.progress) as progress:
+            for line in read_lines(file):
+                yield line
+                progress.update()
+
     def records(self, file: Path, split: str) -> Iterator[tuple[int, Record]]:
         """Yield the objects that can be read, with their lines; keep account of the others."""
         summary = FileSummary(file.name, split)
         self.report.files.append(summary)
         number, blank = 0, True
         try:
-            for number, line in enumerate(read_lines(file), start=1):
+            for number, line in enumerate(self.watched(file), start=1):
                 if number == 1 and line.startswith(BYTE_ORDER_MARK):
                     summary.notes["UTF-8 with a byte order mark"] = None
                 if line.endswith(b"\r\n"):

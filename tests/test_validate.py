@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_gym import load_dataset
+from retrieval_gym import load_dataset, progress
 from retrieval_gym.cli import main
 from retrieval_gym.validation import CHECKS, ERROR, validate
 
@@ -190,6 +190,19 @@ def test_the_report_is_json(tmp_path, capsys):
     assert finding["check"] == "duplicate passage id" and finding["severity"] == "error" and finding["count"] == 2
     assert finding["first"][0] == {"file": "corpus.jsonl", "line": 4, "detail": "'a', first in line 1"}
     assert (report["errors"], report["warnings"], report["gold"]["train"]) == (2, 0, {"2": 1})
+
+
+def test_progress_is_told_on_stderr(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    assert main(["validate", str(save(tmp_path))]) == 0
+    lines = [f"corpus.jsonl: {n} lines" for n in (1, 2, 3)]
+    assert capsys.readouterr().err.splitlines() == [
+        *lines,
+        "questions_train.jsonl: 1 lines",
+        "questions_dev.jsonl: 1 lines",
+    ]
+    validate(tmp_path)
+    assert not capsys.readouterr().err
 
 
 def test_tokens_are_those_that_are_counted(tmp_path):

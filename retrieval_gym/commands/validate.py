@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         count_tokens=count_tokens,
         max_tokens=room if args.max_tokens is None else args.max_tokens,
         show=args.show,
+        progress=True,
     )
     print(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if args.json else report.table())
     return 1 if report.count(ERROR) else 0
