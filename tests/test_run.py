@@ -189,6 +189,7 @@ def test_plain_progress_is_sparse_and_ends_with_the_last_step(run, capsys, monke
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == ["1/40", "11/40", "21/40", "31/40", "40/40"]
     assert printed[-1] == "step 40/40  episodic_return 1"
+    assert [line.split("  ")[1] for line in printed[1:4]] == ["0:00:14 left", "0:00:10 left", "0:00:04 left"]
 
 
 def test_bar_in_a_terminal(run, monkeypatch):

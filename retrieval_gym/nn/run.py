@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -139,6 +140,7 @@ class Run:
         self._events: EventFile | None = None
         self._bar: tqdm | None = None
         self._last_line = -math.inf
+        self._paced: tuple[int, float] | None = None  # step and time of the first progress shown
         self._saved = time.monotonic()
         self._lock: IO[str] | None = None
 
@@ -263,7 +265,17 @@ class Run:
             self._bar.update(step - self._bar.n)
         elif step >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(f"step {step:,}/{total:,}  {text}", flush=True)
+            print(f"step {step:,}/{total:,}{self._time_left(step, total)}  {text}", flush=True)
+
+    def _time_left(self, step: int, total: int) -> str:
+        """Say how long the rest takes at the pace since the first call; nothing at that call and at the end."""
+        if self._paced is None:
+            self._paced = step, time.monotonic()
+        first, began = self._paced
+        if not first < step < total:
+            return ""
+        seconds = (time.monotonic() - began) * (total - step) / (step - first)
+        return f"  {timedelta(seconds=round(seconds))} left"
 
     def save(self, name: Literal["last", "best"], state: dict[str, Any]) -> None:
         """Write ``checkpoints/{name}.pt`` atomically; the one before is kept as ``{name}.previous.pt``.
