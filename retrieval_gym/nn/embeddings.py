@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from retrieval_gym.datasets.base import Corpus
 
 META, PROGRESS, VECTORS = "meta.json", "progress.json", "vectors.npy"
-CHUNK = 4096  # texts between two marks on disk: what an interruption can cost
+CHUNK = 1024  # texts between two marks on disk: what an interruption can cost
 
 
 @dataclass(frozen=True)
