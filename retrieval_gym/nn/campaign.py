@@ -22,6 +22,8 @@ from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.run import Run
 from retrieval_gym.protocol import align
 
+SECONDS_BETWEEN_LOOKS = 0.5  # at the memory of a training; what it holds for less may go unseen
+
 
 def threads_of(jobs: int) -> int:
     """Return how many threads each of ``jobs`` processes gets, of the cores that this process may use.
@@ -55,12 +57,29 @@ def train_once(agent: Path, flags: Sequence[str], folder: Path, threads: int) ->
     command += ["--resume", str(found[0])] if found else [*flags, "--runs", str(folder)]
     with (folder / "log.txt").open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
+        peak = _peak_gigabytes(process)
+    if process.returncode:
         raise RuntimeError(f"{agent.name} stopped in {folder}: see {folder / 'log.txt'}")
-    (folder / "memory.json").write_text(json.dumps({"peak_gigabytes": usage.ru_maxrss / 2**20}) + "\n")
+    (folder / "memory.json").write_text(json.dumps({"peak_gigabytes": peak}) + "\n")
     print(f"trained: {folder.name}", file=sys.stderr, flush=True)
     return next(folder.glob("*/config.json")).parent
+
+
+def _peak_gigabytes(process: subprocess.Popen) -> float:
+    """Wait for a process; return the most memory that was seen to be its own, 0 where there is no ``/proc`` to see it in.
+
+    ``ru_maxrss`` would also count what this process held when it started the other.
+    """
+    status, peak = Path(f"/proc/{process.pid}/status"), 0.0
+    while True:
+        lines = status.read_text().splitlines() if status.is_file() else []
+        found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]  # in KiB; none in a zombie
+        peak = found[0] / 2**20 if found else peak
+        try:
+            process.wait(SECONDS_BETWEEN_LOOKS)
+            return peak
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def untrained_retriever(directory: Path, dataset: RetrievalDataset, cache_dir: Path) -> DenseRetriever:
