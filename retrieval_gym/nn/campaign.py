@@ -66,7 +66,7 @@ def train_once(agent: Path, flags: Sequence[str], folder: Path, threads: int) ->
 
 
 def _peak_gigabytes(process: subprocess.Popen) -> float:
-    """Wait for a process; return the most memory that was seen to be its own, 0 where there is no ``/proc`` to see it in.
+    """Wait for a process; return its own peak memory in GiB, 0 where there is no ``/proc`` to see it in.
 
     ``ru_maxrss`` would also count what this process held when it started the other.
     """
