@@ -207,7 +207,7 @@ class Args:
     """share of the train questions kept apart to select the checkpoint, by nDCG@10 where an episode has one step, else
     by complete@5, in pools by all_gold_picked (ours)"""
     eval_every: int = 100
-    """updates between two selections and two checkpoints (ours)"""
+    """updates between two selections; checkpoints come with these, and once a minute (ours)"""
 
 
 def check_args(args: Args) -> None:

@@ -239,7 +239,7 @@ class Args:
     selection_share: float = 0.1
     """share of the train questions kept apart to select the checkpoint"""
     eval_every: int = 100
-    """updates between two selections and two checkpoints"""
+    """updates between two selections; checkpoints come with these, and once a minute"""
 
 
 def check_args(args: Args) -> None:
