@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -249,11 +249,13 @@ def evaluate(
     places = max(ks[-1], ir_metrics.measured_depth(measures))
     play = partial(SEARCHES[search], beams=beams) if search == "beam" else SEARCHES[search]
     suffix = {"greedy": "", "single": " (single)", "beam": f" (beam {beams})"}[search]
-    calls = getattr(retriever, "encoder_calls", None)
+    calls, kept = getattr(retriever, "encoder_calls", None), getattr(retriever, "kept_seconds", 0.0)
     searches = len(asked) * (1 if search == "single" else steps if search == "greedy" else 1 + beams * (steps - 1))
     with Progress(progress or "", searches, "searches", shown=progress is not None) as shown:
         player = Watched(retriever, shown)
         chains = play(player, dataset, asked, steps, batch_size=batch_size, depth=max(depth, places))
+    seconds = chains.seconds + getattr(retriever, "kept_seconds", 0.0) - kept  # see ``KeptSearches``
+    chains = replace(chains, seconds=seconds)
     ranking = final_ranking(chains, places)
     return Evaluation(
         retriever=(name or type(retriever).__name__) + suffix,

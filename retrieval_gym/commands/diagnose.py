@@ -18,12 +18,14 @@ from retrieval_gym.commands.retrievers import (
     input_paths,
     load_questions,
     named_retriever,
+    search_log,
     tell_truncated,
 )
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.diagnostics import Asked, Reached, Walk, ask, reach
 from retrieval_gym.evaluation import sample_questions
 from retrieval_gym.files import write_text
+from retrieval_gym.kept_searches import SearchLog
 from retrieval_gym.mismatch import MismatchReport
 from retrieval_gym.plots import check_picture, mismatch_figure, save_figure
 from retrieval_gym.progress import Progress, Watched
@@ -48,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="logged chains: one object a line with the question's id and the picked passages' ids, "
         '{"id": "q7", "picked": ["p3", "p41"]}, or what evaluate --per-question wrote; one or several files',
     )
-    add_retriever_arguments(parser, required=False)
+    add_retriever_arguments(parser, required=False, keeps_searches=True)
     add(
         "--states-from",
         metavar="NAME",
@@ -71,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--states-from {source!r} is not among the systems: choose one of {', '.join(names)}")
     questions = next(iter(logs.values())).questions if logs else sample_questions(dataset, args.limit, args.seed)
     steps = mdp.check_max_steps(max_steps if args.steps is None else args.steps, "steps")
-    reached, asked = _play(args, dataset, logs, source, questions, steps)
+    with search_log(args, dataset) as log:
+        reached, asked = _play(args, dataset, logs, source, questions, steps, log)
     sampled = not logs and len(questions) < len(dataset)
     report = MismatchReport(
         dataset=dataset,
@@ -101,7 +104,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse, before any work, what could not be done and options that would do nothing."""
     if not args.retriever and not args.chains:
         raise ValueError("there is nothing to diagnose: name a --retriever, give logged --chains, or both")
-    check_retriever_arguments(args)
+    check_retriever_arguments(args, keeps_searches=True)
     if args.chains and args.limit is not None:
         raise ValueError(f"--limit {args.limit} would do nothing: the logged --chains say which questions are asked")
     if not args.retriever and args.steps is not None:
@@ -122,6 +125,7 @@ def _play(
     source: str,
     questions: Ids,
     steps: int,
+    log: SearchLog,
 ) -> tuple[dict[str, Reached], dict[str, Asked]]:
     """Return each system's own chains, and what the retrievers and the source do in the source's states."""
     reached = {name: reach(name, walk, dataset) for name, walk in logs.items()}
@@ -130,7 +134,7 @@ def _play(
         asked[source] = Asked(source, reached[source].distinct()[1], None)
     # The source goes first, since the others are asked about its states; one retriever at a time is held in memory.
     for name in sorted(args.retriever, key=lambda name: name != source):
-        retriever = named_retriever(name, args, dataset)
+        retriever = log.keep(name, named_retriever(name, args, dataset))
         task = f"{name}, {steps} steps of {len(questions)} questions"
         with Progress(task, steps * len(questions), "searches") as progress:
             chains = greedy_chain(Watched(retriever, progress), dataset, questions, steps, batch_size=args.batch_size)

@@ -16,11 +16,13 @@ from retrieval_gym.commands.retrievers import (
     input_paths,
     load_questions,
     named_retriever,
+    search_log,
     tell_truncated,
 )
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.evaluation import Evaluation, evaluate, table
 from retrieval_gym.files import write_text
+from retrieval_gym.kept_searches import SearchLog
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -31,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Score retrievers on the questions of an environment. Chains always spend their whole budget.",
     )
     add_question_arguments(parser)
-    add_retriever_arguments(parser, required=True)
+    add_retriever_arguments(parser, required=True, keeps_searches=True)
     add = parser.add_argument
     add(
         "--search",
@@ -66,34 +68,43 @@ def run(args: argparse.Namespace) -> int:
     """Score, write and print; return the exit status."""
     _check(args)
     dataset, max_steps = load_questions(args)
-    evaluations = []
-    for name in args.retriever:
-        retriever = named_retriever(name, args, dataset)
-        for search in args.search:
-            evaluations.append(
-                evaluate(
-                    retriever,
-                    dataset,
-                    steps=max_steps if args.steps is None else args.steps,
-                    ks=args.ks,
-                    measures=args.measures,
-                    threshold=args.threshold,
-                    search=search,
-                    beams=BEAMS if args.beams is None else args.beams,
-                    limit=args.limit,
-                    seed=args.seed,
-                    batch_size=args.batch_size,
-                    name=name,
-                    progress=f"{name}, {search}",
-                )
-            )
-        tell_truncated(name, retriever)
+    with search_log(args, dataset) as log:
+        evaluations = [
+            evaluation for name in args.retriever for evaluation in _play(name, args, dataset, max_steps, log)
+        ]
     try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
         _write(args, dataset, evaluations)
     finally:
         print(f"environment: {args.env}")
         print(table(evaluations))
     return 0
+
+
+def _play(
+    name: str, args: argparse.Namespace, dataset: RetrievalDataset, max_steps: int, log: SearchLog
+) -> list[Evaluation]:
+    """Score one retriever in every kind of search."""
+    retriever = log.keep(name, named_retriever(name, args, dataset))
+    evaluations = [
+        evaluate(
+            retriever,
+            dataset,
+            steps=max_steps if args.steps is None else args.steps,
+            ks=args.ks,
+            measures=args.measures,
+            threshold=args.threshold,
+            search=search,
+            beams=BEAMS if args.beams is None else args.beams,
+            limit=args.limit,
+            seed=args.seed,
+            batch_size=args.batch_size,
+            name=name,
+            progress=f"{name}, {search}",
+        )
+        for search in args.search
+    ]
+    tell_truncated(name, retriever)
+    return evaluations
 
 
 def _write(args: argparse.Namespace, dataset: RetrievalDataset, evaluations: list[Evaluation]) -> None:
@@ -112,7 +123,7 @@ def _write(args: argparse.Namespace, dataset: RetrievalDataset, evaluations: lis
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse, before any work, options that would do nothing and files that could not be written."""
-    check_retriever_arguments(args)
+    check_retriever_arguments(args, keeps_searches=True)
     if len(set(args.search)) < len(args.search):
         raise ValueError(f"searches {args.search}: name each once")
     if args.beams is not None and "beam" not in args.search:

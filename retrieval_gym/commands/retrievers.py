@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,12 +15,15 @@ from retrieval_gym.bm25 import QUERIES
 from retrieval_gym.commands.common import LARGEST_SEED, check_number, parse_env_kwargs
 from retrieval_gym.commands.folders import check_encoder, check_run
 from retrieval_gym.datasets import RetrievalDataset
+from retrieval_gym.kept_searches import SearchLog
 from retrieval_gym.ranking import Retriever
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 from retrieval_gym.retrieval import RETRIEVERS, make_retriever
 
 SEED, BATCH_SIZE = 0, 256
 RUN_OPTIONS = ("device", "cache_dir")
+KEPT = "; all: where searches are kept until the command has ended, so that the same command goes on where it stopped"
+WHERE = {"run", "device", "cache_dir", "out", "picture", "per_question", "run_file"}  # where, not what, is searched
 DENSE_ONLY = ("encoder", "device", "layers", "max_passage_tokens", "cache_dir")
 
 
@@ -30,8 +35,14 @@ def add_question_arguments(parser: argparse.ArgumentParser) -> None:
     add("--env-kwargs", nargs="+", default=[], metavar="KEY=VALUE", help="what gym.make would take, such as path=DIR")
 
 
-def add_retriever_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the arguments that say who is played, and on how many questions."""
+def add_retriever_arguments(parser: argparse.ArgumentParser, *, required: bool, keeps_searches: bool = False) -> None:
+    """Add the arguments that say who is played, and on how many questions.
+
+    Args:
+        parser: gets them.
+        required: whether a retriever has to be named.
+        keeps_searches: whether the command keeps its searches in a ``search_log``.
+    """
     add = parser.add_argument
     add(
         "--retriever",
@@ -51,7 +62,7 @@ def add_retriever_arguments(parser: argparse.ArgumentParser, *, required: bool) 
     add("--device", help="dense: auto, cpu, cuda or mps (default: auto)")
     add("--layers", type=int, nargs="+", help="dense: transformer layers to keep, such as 0 2 5")
     add("--max-passage-tokens", type=int, help="dense: where passages are cut (default: the encoder's limit)")
-    add("--cache-dir", metavar="DIR", help="dense: where corpus embeddings are kept")
+    add("--cache-dir", metavar="DIR", help=f"dense: where corpus embeddings are kept{KEPT if keeps_searches else ''}")
 
 
 def load_questions(args: argparse.Namespace) -> tuple[RetrievalDataset, int]:
@@ -98,8 +109,21 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
         raise ValueError(f"retriever {name!r} cannot be made from a dataset: {error}") from error
 
 
-def check_retriever_arguments(args: argparse.Namespace) -> None:
+def search_log(args: argparse.Namespace, dataset: RetrievalDataset) -> SearchLog:
+    """Return where the command keeps its searches: in ``--cache-dir``, apart from those of other commands."""
+    if args.cache_dir is None:
+        return SearchLog(None)
+    asked = {name: value for name, value in vars(args).items() if name not in WHERE}
+    text = json.dumps([asked, dataset.fingerprint], sort_keys=True, ensure_ascii=False)
+    return SearchLog(Path(args.cache_dir) / "searches" / hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+def check_retriever_arguments(args: argparse.Namespace, *, keeps_searches: bool = False) -> None:
     """Refuse, before any work, options of retrievers that are not asked for, numbers out of range, and folders.
+
+    Args:
+        args: of the command.
+        keeps_searches: as in ``add_retriever_arguments``.
 
     Raises:
         ValueError: for these, for a retriever named twice, and for a run or an encoder that is damaged.
@@ -108,6 +132,8 @@ def check_retriever_arguments(args: argparse.Namespace) -> None:
     kinds = {name.partition(":")[0] for name in args.retriever}
     for option in DENSE_ONLY:
         if getattr(args, option) is None or ("run" in kinds and option in RUN_OPTIONS):
+            continue
+        if option == "cache_dir" and keeps_searches and args.retriever:
             continue
         flag = f"--{option.replace('_', '-')}"
         if option == "encoder" and "dense" in kinds and "dense" not in args.retriever:

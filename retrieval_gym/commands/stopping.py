@@ -17,6 +17,7 @@ from retrieval_gym.commands.retrievers import (
     input_paths,
     load_questions,
     named_retriever,
+    search_log,
     tell_truncated,
 )
 from retrieval_gym.evaluation import sample_questions
@@ -37,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "how well a low score tells that all gold is found. evaluate --threshold applies it.",
     )
     add_question_arguments(parser)
-    add_retriever_arguments(parser, required=True)
+    add_retriever_arguments(parser, required=True, keeps_searches=True)
     add = parser.add_argument
     add(
         "--choose-on",
@@ -66,15 +67,18 @@ def run(args: argparse.Namespace) -> int:
         chosen = sample_questions(other, args.limit, args.seed)
         choice = f"{len(chosen)} questions of the split {args.choose_on}"
     systems = []
-    for name in args.retriever:
-        retriever = named_retriever(name, args, dataset)
-        choosing = retriever if other is dataset else named_retriever(name, args, other)
-        scored = [
-            score_states(player, each, questions, steps, batch_size=args.batch_size)
-            for player, each, questions in ((choosing, other, chosen), (retriever, dataset, reported))
-        ]
-        tell_truncated(name, retriever)
-        systems.append(Stopping(name, *scored))
+    with search_log(args, dataset) as log:
+        for name in args.retriever:
+            retriever = log.keep(name, named_retriever(name, args, dataset))
+            choosing = retriever
+            if other is not dataset:
+                choosing = log.keep(f"{name} on {args.choose_on}", named_retriever(name, args, other))
+            scored = [
+                score_states(player, each, questions, steps, batch_size=args.batch_size)
+                for player, each, questions in ((choosing, other, chosen), (retriever, dataset, reported))
+            ]
+            tell_truncated(name, retriever)
+            systems.append(Stopping(name, *scored))
     sampled = args.limit is not None and args.limit < max(len(dataset), len(other))
     report = StoppingReport(systems, choice, args.seed if sampled else None)
     try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
@@ -109,7 +113,7 @@ def _write(args: argparse.Namespace, report: StoppingReport) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse, before any work, what could not be done."""
-    check_retriever_arguments(args)
+    check_retriever_arguments(args, keeps_searches=True)
     if args.choose_on == args.split:
         raise ValueError(
             f"--choose-on {args.choose_on} is the split that is reported: name another, or leave it out, which chooses "

@@ -1,0 +1,157 @@
+"""Searches that outlive an interruption: what was searched is not searched again, and nothing else changes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from retrieval_gym.bm25 import BM25Retriever
+from retrieval_gym.cli import main
+from retrieval_gym.datasets import load_dataset
+from retrieval_gym.evaluation import evaluate
+from retrieval_gym.kept_searches import SearchLog
+
+ENV = "ChainRetrieval-Synthetic-v0"
+STEPS, BATCH = 3, 8
+
+
+class Counting:
+    """BM25 that counts, and that is interrupted before a search."""
+
+    def __init__(self, dataset, interrupted_at=None, shift=0.0):
+        self.inner, self.interrupted_at, self.shift = BM25Retriever(dataset), interrupted_at, shift
+        self.calls = self.encoder_calls = self.truncated = 0
+
+    def search(self, states, k):
+        if self.calls == self.interrupted_at:
+            raise KeyboardInterrupt
+        self.calls += 1
+        self.encoder_calls += len(states)
+        self.truncated += 1
+        ids, scores = self.inner.search(states, k)
+        return ids, scores + np.float32(self.shift)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return load_dataset("synthetic", "dev", num_questions=20)
+
+
+def play(dataset, retriever, folder):
+    with SearchLog(folder) as log:
+        return evaluate(log.keep("it", retriever), dataset, steps=STEPS, batch_size=BATCH)
+
+
+def interrupt(dataset, folder, after):
+    stopped = Counting(dataset, interrupted_at=after)
+    with pytest.raises(KeyboardInterrupt):
+        play(dataset, stopped, folder)
+    return stopped
+
+
+def kept_files(folder):
+    return sorted(folder.rglob("*.npz"))
+
+
+def test_what_was_searched_is_not_searched_again(dataset, tmp_path, capsys):
+    whole = play(dataset, Counting(dataset), None)
+    interrupt(dataset, tmp_path / "kept", after=5)
+    assert len(kept_files(tmp_path)) == 5
+    again = Counting(dataset)
+    result = play(dataset, again, tmp_path / "kept")
+    assert again.calls == 9 - 5 + 1  # three batches of three steps; the first is made once more
+    assert "it: goes on with the searches that were kept" in capsys.readouterr().err
+    for name in ("picked", "scores", "step_ids", "step_scores"):
+        np.testing.assert_array_equal(getattr(result.chains, name), getattr(whole.chains, name))
+    assert result.encoder_calls == whole.encoder_calls == STEPS * len(dataset)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_counters_and_time_include_what_was_read(dataset, tmp_path):
+    interrupt(dataset, tmp_path / "kept", after=5)
+    log = SearchLog(tmp_path / "kept")
+    kept = log.keep("it", Counting(dataset))
+    result = evaluate(kept, dataset, steps=STEPS, batch_size=BATCH)
+    assert kept.truncated == 9
+    assert 0 < kept.kept_seconds < result.chains.seconds
+    assert not hasattr(log.keep("other", BM25Retriever(dataset)), "encoder_calls")
+
+
+def test_another_retriever_drops_what_was_kept(dataset, tmp_path, capsys):
+    interrupt(dataset, tmp_path / "kept", after=5)
+    changed = Counting(dataset, shift=0.01)
+    result = play(dataset, changed, tmp_path / "kept")
+    assert "it finds other passages than before: all is searched anew" in capsys.readouterr().err
+    expected = play(dataset, Counting(dataset, shift=0.01), None)
+    np.testing.assert_array_equal(result.chains.scores, expected.chains.scores)
+    assert changed.calls == 9
+
+
+def test_a_damaged_file_is_searched_again(dataset, tmp_path, capsys):
+    interrupt(dataset, tmp_path / "kept", after=5)
+    for path in kept_files(tmp_path):
+        path.write_bytes(path.read_bytes()[:100])
+    again = Counting(dataset)
+    result = play(dataset, again, tmp_path / "kept")
+    assert again.calls == 9 and "is damaged" in capsys.readouterr().err
+    np.testing.assert_array_equal(result.chains.picked, play(dataset, Counting(dataset), None).chains.picked)
+
+
+def test_searches_of_another_depth_are_others(dataset, tmp_path):
+    interrupt(dataset, tmp_path / "kept", after=5)
+    again = Counting(dataset)
+    with SearchLog(tmp_path / "kept") as log:
+        evaluate(log.keep("it", again), dataset, steps=STEPS, batch_size=BATCH, depth=50)
+    assert again.calls == 9
+
+
+MODULE = """
+from pathlib import Path
+from retrieval_gym.bm25 import BM25Retriever
+
+class Stopping:
+    def __init__(self, dataset):
+        self.inner = BM25Retriever(dataset)
+
+    def search(self, states, k):
+        calls = Path("calls").read_text() if Path("calls").exists() else ""
+        if len(calls) == int(Path("stop_at").read_text()):
+            raise OSError("the service is down")
+        Path("calls").write_text(calls + "x")
+        return self.inner.search(states, k)
+"""
+
+
+@pytest.mark.parametrize("command", ["evaluate", "diagnose", "stopping"])
+def test_a_command_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"stops_{command}.py").write_text(MODULE)
+    arguments = [
+        command, "--env", ENV, "--retriever", "bm25", f"stops_{command}:Stopping", "--limit", "20", "--steps", "3",
+        "--batch-size", "8", "--cache-dir", "cache",
+    ]  # fmt: skip
+    (tmp_path / "stop_at").write_text("-1")
+    assert main([*arguments, "--out", "whole.json"]) == 0
+    total = len((tmp_path / "calls").read_text())
+    (tmp_path / "calls").unlink()
+
+    (tmp_path / "stop_at").write_text("5")
+    assert main([*arguments, "--out", "again.json"]) == 2
+    assert "the service is down" in capsys.readouterr().err
+    assert kept_files(tmp_path / "cache" / "searches")
+    (tmp_path / "stop_at").write_text("-1")
+    assert main([*arguments, "--out", "again.json"]) == 0
+    assert len((tmp_path / "calls").read_text()) == total + 1  # the first search is made once more
+    assert not kept_files(tmp_path / "cache")
+    whole, again = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "again"))
+    for report in (whole, again):
+        for evaluation in report.get("evaluations", []):
+            del evaluation["cost"]["milliseconds_per_question"]
+    assert again == whole
+
+
+def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "--env", ENV, "--retriever", "bm25", "--limit", "9"]) == 0
+    assert list(tmp_path.iterdir()) == []
