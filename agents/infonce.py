@@ -57,6 +57,7 @@ from retrieval_gym.nn.contrastive import allowed_negatives, draw, gold_states, n
 from retrieval_gym.nn.dense import DenseRetriever
 from retrieval_gym.nn.embeddings import EmbeddingTable
 from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.lessons import Examples, Lesson
 from retrieval_gym.nn.lora import adapter_dropout, merge_lora
 from retrieval_gym.nn.objectives import info_nce
 from retrieval_gym.nn.query_side import (
@@ -250,30 +251,6 @@ def earliest_missing(states: mdp.States, dataset: RetrievalDataset) -> Ids:
     return gold[np.arange(len(gold)), missing.argmax(axis=1)]
 
 
-@dataclass(frozen=True)
-class Examples:
-    """B states to learn from: their positives ``(B,)`` and candidates for negatives ``(B, C)``, padded with -1."""
-
-    states: mdp.States
-    positives: Ids
-    candidates: Ids
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, rows: Ids) -> Examples:
-        """Return these rows."""
-        return Examples(self.states[rows], self.positives[rows], self.candidates[rows])
-
-    def __add__(self, other: Examples) -> Examples:
-        """Return these and then those of ``other``."""
-        return Examples(
-            mdp.concatenate([self.states, other.states]),
-            np.concatenate([self.positives, other.positives]),
-            np.concatenate([self.candidates, other.candidates]),
-        )
-
-
 @dataclass
 class Learner:
     """A query side under training."""
@@ -285,29 +262,25 @@ class Learner:
     vectors: Tensor
     peak: float
 
-    def epoch(
-        self, examples: Examples, rng: np.random.Generator, first_update: int, updates: int,
-        progress: Callable[[int, dict[str, float]], None],
-    ) -> dict[str, float]:  # fmt: skip
-        """Learn from every example once, in random order with fresh negatives; return what to log.
+    def learn(
+        self, lesson: Lesson, first_update: int, updates: int, progress: Callable[[int, dict[str, float]], None]
+    ) -> dict[str, float]:
+        """Learn what is left of a lesson, with fresh negatives; return what to log of all of it.
 
         Args:
-            examples: the states of this epoch.
-            rng: order and negatives.
-            first_update: number of updates before this epoch.
+            lesson: the states of this round.
+            first_update: number of updates before the lesson.
             updates: number of updates of the whole training.
-            progress: called with the number of states seen and the last loss and accuracy.
+            progress: called after each update with the number of states learned and the last loss and accuracy.
         """
         args, device, weights = self.args, self.vectors.device, self.optimizer.param_groups[0]["params"]
-        losses, firsts, norms = [], [], []
         adapter_dropout(self.encoder, on=True)
-        order = rng.permutation(len(examples))
-        for start in range(0, len(order), args.batch_size):
-            update = first_update + start // args.batch_size
+        while lesson.learned < len(lesson.order):
+            began, update = time.monotonic(), first_update + lesson.learned // args.batch_size
             learning_rate = self.peak * schedule_factor(args, update, updates) * warmup_factor(args, update)
             self.optimizer.param_groups[0]["lr"] = learning_rate
-            batch = examples[order[start : start + args.batch_size]]
-            negatives = draw(batch.candidates, min(args.num_negatives, batch.candidates.shape[1]), rng)
+            batch = lesson.next_batch(args.batch_size)
+            negatives = draw(batch.candidates, min(args.num_negatives, batch.candidates.shape[1]), lesson.rng)
             lists = torch.from_numpy(np.concatenate([batch.positives[:, None], negatives], axis=1)).to(device)
             queries = self.store.embed(batch.states, self.encoder)
             loss, first = info_nce(queries, self.vectors[lists.clamp(min=0)], lists >= 0, args.temperature)
@@ -315,15 +288,15 @@ class Learner:
             check_finite(mean.item(), f"update {update}, questions {np.unique(batch.states.question).tolist()}")
             self.optimizer.zero_grad(set_to_none=True)
             mean.backward()
-            norms.append(float(torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)))
+            norm = float(torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm))
             self.optimizer.step()
-            losses += loss.tolist()
-            firsts += first.tolist()
-            progress(start + len(batch), {"loss": mean.item(), "accuracy": float(first.float().mean())})
+            lesson.note(loss.tolist(), first.float().tolist(), norm, time.monotonic() - began)
+            progress(lesson.learned, {"loss": mean.item(), "accuracy": float(first.float().mean())})
         adapter_dropout(self.encoder, on=False)
         return {
-            "losses/info_nce": float(np.mean(losses)), "losses/grad_norm": float(np.mean(norms)),
-            "charts/accuracy": float(np.mean(firsts)), "charts/learning_rate": learning_rate,
+            "losses/info_nce": float(np.mean(lesson.losses)), "losses/grad_norm": float(np.mean(lesson.norms)),
+            "charts/accuracy": float(np.mean(lesson.firsts)),
+            "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
         }  # fmt: skip
 
 
@@ -335,7 +308,8 @@ def train_first_walker(args: Args, learner: Learner, gold: Examples) -> None:
     for epoch in range(epochs):
         rng = np.random.default_rng((args.seed, epoch))
         rows = spread(len(gold), size, rng)
-        values = learner.epoch(gold[rows], rng, epoch * batches, epochs * batches, lambda states, values: None)
+        lesson = Lesson.begin(gold[rows], rng)
+        values = learner.learn(lesson, epoch * batches, epochs * batches, lambda states, values: None)
         print(
             f"first walker, epoch {epoch + 1} of {epochs}: loss {values['losses/info_nce']:.4g}, "
             f"accuracy {values['charts/accuracy']:.3f}",
@@ -476,11 +450,13 @@ def main(args: Args) -> Path:
     tell_resume(run.directory)
     tell_long_warmup(args, args.epochs * sum(batches))
     first_part, best = 0, [-1.0, -1.0]
+    lesson: Lesson | None = None
 
     def checkpoint(part: int) -> dict[str, Any]:
         return {
-            "part": part, "best": best, "query": trained_state(learner.encoder), "rng": rng_state(),
-            "optimizer": learner.optimizer.state_dict(), "untrained": untrained, "fingerprints": known,
+            "part": part, "lesson": None if lesson is None else lesson.state_dict(), "best": best,
+            "query": trained_state(learner.encoder), "optimizer": learner.optimizer.state_dict(), "rng": rng_state(),
+            "untrained": untrained, "fingerprints": known,
         }  # fmt: skip
 
     if run.has_begun():
@@ -491,7 +467,10 @@ def main(args: Args) -> Path:
             learner.optimizer.load_state_dict(state["optimizer"])
             set_rng_state(state["rng"])
             first_part, best, untrained = state["part"], state["best"], state["untrained"]
-        print(f"goes on after epoch {first_part / args.rounds:.3g} of {args.epochs}")
+            if state["lesson"] is not None:
+                lesson = Lesson.from_state(state["lesson"])
+        and_states = "" if lesson is None else f" and {lesson.learned} states of the next one"
+        print(f"goes on after epoch {first_part / args.rounds:.3g} of {args.epochs}{and_states}")
     else:
         untrained = {
             spec: untrained_values(spec, score(frozen, asked, steps, args.eval_questions), METRICS)
@@ -515,12 +494,12 @@ def main(args: Args) -> Path:
         return load_run_encoder(run, "first_walker", device)
 
     current = retriever(learner.encoder, train)
-    started, learned_before = time.monotonic(), 0
     reached: dict[int, mdp.States] = {}
     other: dict[int, Examples] = {}
-    for part in range(first_part, args.epochs * args.rounds):
-        epoch, round_ = divmod(part, args.rounds)
-        part_started = time.monotonic()
+
+    def prepare(part: int) -> Lesson:
+        """Walk the questions of a round and sample what it learns from."""
+        round_, began = part % args.rounds, time.monotonic()
 
         # Walk.
         if args.states == "on-policy" or (args.states in WALKED and round_ not in reached):
@@ -541,40 +520,55 @@ def main(args: Args) -> Path:
                 source = reached[round_] if len(reached[round_]) else gold[own]
                 sampled = source[spread(len(source), others[round_], rng)]
             other[round_] = examples(sampled)
-        mined = time.monotonic()
-
-        # Learn.
         rng = np.random.default_rng((args.seed, part))
         chosen = gold_examples[own[spread(len(own), sizes[round_] - others[round_], rng)]]
         if round_ in other:
             chosen = chosen + other[round_]
-        done = epoch * sum(sizes) + sum(sizes[:round_])
-        values = learner.epoch(
-            chosen, rng, epoch * sum(batches) + sum(batches[:round_]), args.epochs * sum(batches),
-            lambda states, shown, done=done: run.progress(done + states, args.epochs * sum(sizes), shown),
-        )  # fmt: skip
-        learned = time.monotonic()
-        learned_before += len(chosen)
+        prepared = Lesson.begin(chosen, rng)
+        prepared.reached = len(reached[round_]) if round_ in reached else None
+        prepared.seconds |= {"walk": walked - began, "mine": time.monotonic() - walked}
+        return prepared
+
+    started, learned_here = time.monotonic(), 0
+    for part in range(first_part, args.epochs * args.rounds):
+        epoch, round_ = divmod(part, args.rounds)
+        if lesson is None:
+            lesson = prepare(part)
+
+        # Learn.
+        done, learned_before = epoch * sum(sizes) + sum(sizes[:round_]), lesson.learned
+
+        def progress(states: int, shown: dict[str, float], part: int = part, done: int = done) -> None:
+            run.progress(done + states, args.epochs * sum(sizes), shown)
+            if run.is_due:
+                run.save("last", checkpoint(part))
+
+        values = learner.learn(
+            lesson, epoch * sum(batches) + sum(batches[:round_]), args.epochs * sum(batches), progress
+        )
+        learned_here += lesson.learned - learned_before
 
         # Log, select, keep.
         selected = score(learner.encoder, selection, max_steps)
-        wrong = chosen.states.count > mdp.found_gold(chosen.states, train).sum(axis=1)
+        states, seconds = lesson.examples.states, sum(lesson.seconds.values())
+        wrong = states.count > mdp.found_gold(states, train).sum(axis=1)
         beside = others[round_]
         values |= {
-            "charts/states": len(chosen), "charts/distinct_states": len(chosen.states.distinct()[0]),
-            "charts/wrong_share": float(wrong[len(chosen) - beside :].mean()) if beside else 0.0,
-            "charts/rollout_share": (walked - part_started) / (learned - part_started),
-            "charts/mining_share": (mined - walked) / (learned - part_started),
-            "charts/epoch_seconds": learned - part_started,
-            "charts/SPS": learned_before / (time.monotonic() - started),
+            "charts/states": len(states), "charts/distinct_states": len(states.distinct()[0]),
+            "charts/wrong_share": float(wrong[len(states) - beside :].mean()) if beside else 0.0,
+            "charts/rollout_share": lesson.seconds["walk"] / seconds,
+            "charts/mining_share": lesson.seconds["mine"] / seconds,
+            "charts/epoch_seconds": seconds,
+            "charts/SPS": learned_here / (time.monotonic() - started),
             **{f"eval/{metric}": selected.mean(metric) for metric in METRICS},
         }  # fmt: skip
-        if round_ in reached:
-            values["charts/reached"] = len(reached[round_])
+        if lesson.reached is not None:
+            values["charts/reached"] = lesson.reached
         if worth(selected) > best:
             best = worth(selected)
             run.save("best", {"query": trained_state(learner.encoder), "epoch": round((part + 1) / args.rounds, 3)})
         run.log(values, done + sizes[round_])
+        lesson = None
         run.save("last", checkpoint(part + 1))
         print(
             "\n" * sys.stdout.isatty()

@@ -35,6 +35,7 @@ from retrieval_gym import mdp  # noqa: E402
 from retrieval_gym.cli import main as cli  # noqa: E402
 from retrieval_gym.datasets import Corpus, Question, RetrievalDataset  # noqa: E402
 from retrieval_gym.nn import embeddings  # noqa: E402
+from retrieval_gym.nn import run as run_module  # noqa: E402
 from retrieval_gym.nn.contrastive import allowed_negatives, draw, gold_states, noise_states, spread  # noqa: E402
 from retrieval_gym.nn.encoder import TextEncoder  # noqa: E402
 from retrieval_gym.retrieval import RandomRetriever, make_retriever  # noqa: E402
@@ -518,6 +519,7 @@ def test_beyond_the_limit_adapters_are_the_default(infonce, args, monkeypatch):
 # Resume
 
 
+@pytest.mark.parametrize("due", [False, True], ids=["by part", "by minute"])
 @pytest.mark.parametrize(
     ("changes", "calls"),
     [
@@ -537,27 +539,34 @@ def test_beyond_the_limit_adapters_are_the_default(infonce, args, monkeypatch):
         "in a round of the second epoch",
     ],
 )
-def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(infonce, args, monkeypatch, tmp_path, changes, calls):
-    whole = infonce.main(args(epochs=3, runs=str(tmp_path / "whole"), **changes))
-    real, count = infonce.info_nce, 0
+def test_an_interrupted_run_resumed_equals_an_uninterrupted_one(
+    infonce, args, monkeypatch, request, tmp_path, changes, calls, due
+):
+    if due:  # every update is a minute
+        monkeypatch.setattr(run_module, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    real, count, stop_at = infonce.info_nce, 0, None
 
-    def stop(*given):
+    def counted(*given):
         nonlocal count
         count += 1
-        if count == calls:
+        if count == stop_at:
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(infonce, "info_nce", stop)
+    monkeypatch.setattr(infonce, "info_nce", counted)
+    whole = infonce.main(args(epochs=3, runs=str(tmp_path / "whole"), **changes))
+    total, count, stop_at = count, 0, calls
     given = args(epochs=3, **changes)
     with pytest.raises(KeyboardInterrupt):
         infonce.main(given)
     (folder,) = Path(given.runs).iterdir()
-    monkeypatch.setattr(infonce, "info_nce", real)
+    count, stop_at = 0, None
     gc.collect()  # the traceback holds the run, and the run its lock
     torch.randn(7), np.random.random()  # the generators stand elsewhere by now
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--resume", str(folder)])
     resumed = infonce.main(infonce.parse_args(infonce.Args))
+    if due and "in the first walker's training" not in request.node.name:  # which begins anew
+        assert count == total - (calls - 1)
     assert resumed == folder
     for name in ("last", "best"):
         ours, theirs = read_checkpoint(folder, name), read_checkpoint(whole, name)
