@@ -37,7 +37,7 @@ import retrieval_gym  # noqa: F401 - registers the environments
 from retrieval_gym import RetrievalDataset, mdp
 from retrieval_gym.commands.common import parse_env_kwargs
 from retrieval_gym.evaluation import Evaluation, evaluate
-from retrieval_gym.nn.action_vectors import worth_a_table
+from retrieval_gym.nn.action_vectors import ActionVectors, worth_a_table
 from retrieval_gym.nn.arguments import (
     check_betas,
     check_counts,
@@ -298,14 +298,16 @@ def policy_weights(q: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 def play_reported(
-    q: QFunction, reported: Mapping[str, tuple[RetrievalDataset, int]], args: Args
+    q: QFunction, reported: Mapping[str, tuple[RetrievalDataset, int]], args: Args, known: ActionVectors | None
 ) -> dict[str, Evaluation]:
     """Score the greedy policy over the whole budget; gold never stops an evaluation.
 
-    What documents of several lengths have in common is embedded once.
+    What documents of several lengths have in common is embedded once, and nothing that ``known`` holds, or held after
+    an earlier call.
     """
-    limit, results, vectors = args.eval_questions, {}, None
+    limit, results = args.eval_questions, {}
     keep = any(worth_a_table(each, len(each) if limit is None else limit) for each, _ in reported.values())
+    vectors = None if keep else known
     for spec, (dataset, steps) in reported.items():
         retriever = QRetriever(q, dataset, args.cache_dir if keep else None, vectors)
         vectors = None if dataset.pools is None else retriever.vectors
@@ -413,7 +415,7 @@ def main(args: Args) -> Path:
     else:
         untrained = {
             spec: untrained_values(spec, result, METRICS)
-            for spec, result in play_reported(online, reported, args).items()
+            for spec, result in play_reported(online, reported, args, vectors if frozen else None).items()
         }
         best = select(online).mean("all_gold_picked")
         run.save("best", {"q": trained_state(online, frozen), "update": 0})
@@ -561,7 +563,7 @@ def main(args: Args) -> Path:
     tell_selected(f"update {kept['update']}", "all_gold_picked", best, selection)
     report = {
         spec: report_difference(spec, args.eval_split, reported[spec][1], untrained[spec], result)
-        for spec, result in play_reported(online, reported, args).items()
+        for spec, result in play_reported(online, reported, args, vectors if frozen else None).items()
     }
     run.save_encoder("state_encoder", online.state_encoder)
     run.save_encoder("action_encoder", online.action_encoder)

@@ -374,22 +374,29 @@ def test_training_on_short_documents_and_reporting_on_longer_ones(pqn, args):
     assert report[short]["trained"]["protocol"] != report[long]["trained"]["protocol"]
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["few documents", "many documents"])
+@pytest.mark.parametrize(
+    ("whole", "action_encoder"),
+    [(False, "train"), (False, "frozen"), (True, "train")],
+    ids=["few documents", "few documents, frozen", "many documents"],
+)
 def test_what_documents_of_several_lengths_share_is_embedded_once_a_report(
-    pqn, args, short_documents, monkeypatch, whole
+    pqn, args, short_documents, monkeypatch, whole, action_encoder
 ):
-    """Of few documents what they hold, in each report; of many all that there is, and once for equal weights."""
+    """Of few documents what they hold, in each report; of many all that there is, and once for equal weights.
+
+    A frozen encoder embeds once what few documents hold, and what was trained on is known.
+    """
     env, kwargs = short_documents
     given = args(
         env=env, env_kwargs=kwargs, eval_context_tokens=(100, 150, 400), eval_questions=None if whole else 1,
-        total_timesteps=24, positions="relative", order="document",
+        total_timesteps=24, positions="relative", order="document", action_encoder=action_encoder,
     )  # fmt: skip
     real, reports = pqn.play_reported, []
 
-    def play_reported(q, reported, args):
+    def play_reported(q, reported, args, known):
         encoder, embed, inputs = q.action_encoder, q.action_encoder.embed, []
         encoder.embed = lambda rows, **kw: (inputs.extend(tuple(row.tolist()) for row in rows), embed(rows, **kw))[1]
-        results = real(q, reported, args)
+        results = real(q, reported, args, known)
         del encoder.embed
         reports.append((list(results.values()), inputs))
         return results
@@ -402,8 +409,14 @@ def test_what_documents_of_several_lengths_share_is_embedded_once_a_report(
         corpora = [set(r.dataset.corpus.texts(range(len(r.dataset.corpus)))) for r in results]
         read = {t for r in results for i in r.chains.questions for t in r.dataset.corpus.texts(r.dataset.pool(int(i)))}
         assert corpora[0] == corpora[2] > read if not whole else corpora[0] == corpora[2]
-        assert len(inputs) == (len(read) if not whole else len(corpora[0]) if number == 0 else 0)
-    assert len(list(Path(given.cache_dir).glob("*/vectors.npy"))) == whole
+        if number == 1 and (whole or action_encoder == "frozen"):
+            assert not inputs
+        elif action_encoder == "frozen":
+            assert 0 < len(inputs) < len(read)
+        else:
+            assert len(inputs) == len(corpora[0] if whole else read)
+    tables = list(Path(given.cache_dir).glob("*/vectors.npy"))
+    assert len(tables) == (whole or action_encoder == "frozen")
 
 
 def test_lengths_are_refused_where_there_are_no_documents(pqn, args):
