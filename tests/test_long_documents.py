@@ -20,6 +20,7 @@ from retrieval_gym.nn import q_function  # noqa: E402
 from retrieval_gym.nn.action_vectors import ActionVectors, worth_a_table  # noqa: E402
 from retrieval_gym.nn.q_function import QConfig, QFunction, QRetriever  # noqa: E402
 from retrieval_gym.nn.reporting import own_texts, refuse_overlap  # noqa: E402
+from retrieval_gym.nn.rotary import RelativeProducts  # noqa: E402
 
 BLOCK = 200  # coordinates: six candidates of 32
 
@@ -54,8 +55,10 @@ def watch(encoder, monkeypatch):
 # Positions by blocks
 
 
-@pytest.mark.parametrize("long", [10**9, 1], ids=["turned", "series"])
-def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, monkeypatch, long):
+@pytest.mark.parametrize(
+    ("long", "table"), [(10**9, False), (1, False), (1, True)], ids=["turned", "series", "series of a table"]
+)
+def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, monkeypatch, tmp_path, long, table):
     """4,000 tokens are four times round the background: copies have one vector, and each its own position."""
     dataset = documents(background, 4_000)
     assert dataset.mixed.copies > 3
@@ -67,7 +70,10 @@ def test_a_document_by_blocks_gives_the_same_chains_and_scores(q, background, mo
     monkeypatch.setattr(q_function, "LONG", long)
     monkeypatch.setattr(q_function, "NUMBERS", BLOCK)
     monkeypatch.setattr(q_function, "CELLS", 2 * dataset.max_pool)
-    blocks = evaluate(QRetriever(q, dataset), dataset, steps=3).chains
+    once, real = [], RelativeProducts.terms_of
+    monkeypatch.setattr(RelativeProducts, "terms_of", lambda self, vectors: (once.append(1), real(self, vectors))[1])
+    blocks = evaluate(QRetriever(q, dataset, tmp_path if table else None), dataset, steps=3).chains
+    assert len(once) == (2 * len(dataset) if table else 0)  # in three intervals there is more to multiply once
     np.testing.assert_array_equal(blocks.picked, whole.picked)
     np.testing.assert_array_equal(blocks.step_ids[:, :, :20], whole.step_ids[:, :, :20])
     np.testing.assert_allclose(blocks.step_scores, whole.step_scores, atol=2e-6)

@@ -86,6 +86,12 @@ def test_products_in_series_are_those_of_the_rotated_vectors(picked, span, halve
     series = RelativeProducts(query, picked, 150, halves=halves, **settings)
     parts = torch.cat([series(part, start) for start, part in zip(range(0, 160, 64), vectors.split(64), strict=True)])
     assert parts.shape == (160,)
+    rows = torch.randperm(160, generator=generator)  # candidates share vectors, and stand anywhere among them
+    terms = series.terms_of(vectors[rows])
+    again = torch.cat(
+        [series.from_terms(terms, part, s) for s, part in zip(range(0, 160, 64), rows.argsort().split(64), strict=True)]
+    )
+    torch.testing.assert_close(again[:150], parts[:150], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         parts[:150], expected, atol=2e-6 * float(query.norm() * vectors.norm(dim=1).max()), rtol=0
     )

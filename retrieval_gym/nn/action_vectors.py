@@ -86,6 +86,14 @@ class ActionVectors:
             table.known[missing] = True
         return table.vectors[torch.from_numpy(rows).to(table.vectors.device)]
 
+    def distinct(self) -> Tensor | None:
+        """Return the vectors of all distinct texts, ``(U, D)``, by row (see ``rows``); None where some are unknown."""
+        return self._table.vectors if self._table.known.all() else None
+
+    def rows(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return where in ``distinct`` these ids stand (padding -1 anywhere), int64, same shape."""
+        return torch.from_numpy(self._rows[np.maximum(ids, 0)])
+
     def whole(self) -> Tensor:
         """Return the vectors of the whole corpus, ``(N, D)``."""
         return self(np.arange(len(self), dtype=np.int64))

@@ -153,14 +153,16 @@ class QFunction(nn.Module):
         # One array for all blocks: small ones kept between large ones that are freed would break up the heap.
         products = embedded.new_empty(size, width)
         if document is not None and self._in_series(embedded, width):
-            step, config = max(1, NUMBERS // embedded.shape[1]), self.config
             for row, (query, picked, length) in enumerate(zip(embedded, *document, strict=True)):
                 series = RelativeProducts(
-                    query, picked, int(length), delta=config.delta, span=config.span, halves=config.halves
+                    query,
+                    picked,
+                    int(length),
+                    delta=self.config.delta,
+                    span=self.config.span,
+                    halves=self.config.halves,
                 )
-                for start in range(0, width, step):
-                    block = vectors(states.pool[row, start : start + step])
-                    products[row, start : start + step] = series(block, start)
+                _multiply(series, states.pool[row], vectors, products[row])
             return products
         step = max(1, NUMBERS // max(1, size * embedded.shape[1]))
         for start in range(0, width, step):
@@ -210,6 +212,21 @@ class QFunction(nn.Module):
             passage_tokens=self.config.passage_tokens,
             order=self.config.order,
         )
+
+
+def _multiply(series: RelativeProducts, pool: NDArray[np.int64], vectors: ActionVectors, products: Tensor) -> None:
+    """Write a query's products with the candidates of its document into ``products``, ``(P,)``, block by block.
+
+    Where there are more of them than distinct vectors in all intervals, these are multiplied once and looked up.
+    """
+    intervals, terms, dim = series.shape
+    distinct = vectors.distinct()
+    once = None if distinct is None or len(distinct) * intervals >= len(pool) else series.terms_of(distinct)
+    step = max(1, NUMBERS // (dim if once is None else terms))
+    for start in range(0, len(pool), step):
+        ids = pool[start : start + step]
+        block = series(vectors(ids), start) if once is None else series.from_terms(once, vectors.rows(ids), start)
+        products[start : start + step] = block
 
 
 def _passages(corpus: Corpus, ids: NDArray[np.int64]) -> Corpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
@@ -124,7 +125,8 @@ class RelativeProducts:
     times faster on a processor. The product with a turned vector is that of the query turned back. Along an interval of
     the document, where positions run evenly over ``span``, a query that turns is a sum of waves of at most one radian a
     position, and so a Chebyshev series of a few terms. An interval's vectors are multiplied with these, as one matrix,
-    and none is turned. Without gradients.
+    and none is turned. Where the candidates are far more than their distinct vectors, each of these is multiplied once
+    (``terms_of``, ``from_terms``). Without gradients.
 
     Args:
         query: ``(D,)``.
@@ -161,20 +163,40 @@ class RelativeProducts:
         turned = rotate(query.double().expand(*back.shape, -1), back, base=base, halves=halves)
         self._coefficients = (series @ turned).to(query)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of intervals between picked passages, of terms of a series, and of coordinates: I, K and D."""
+        intervals, terms, dim = self._coefficients.shape
+        return intervals, terms, dim
+
     def __call__(self, vectors: Tensor, start: int = 0) -> Tensor:
         """Return the products ``(n,)`` with consecutive candidates ``(n, D)``, the first of which is at ``start``.
 
         Those past the document's end mean nothing.
         """
         products = vectors.new_zeros(len(vectors))
-        for (low, high), coefficients in zip(pairwise(self._bounds), self._coefficients, strict=True):
-            first, end = max(low, start), min(high, start + len(vectors))
+        for i, part, polynomials in self._parts(start, products):
+            products[part] = ((vectors[part] @ self._coefficients[i].T) * polynomials).sum(dim=1)
+        return products
+
+    def terms_of(self, vectors: Tensor) -> Tensor:
+        """Return what vectors ``(U, D)`` have to do with each term of each interval, ``(U, I, K)``."""
+        return (vectors @ self._coefficients.flatten(0, 1).T).unflatten(1, self.shape[:2])
+
+    def from_terms(self, terms: Tensor, rows: Tensor, start: int = 0) -> Tensor:
+        """Return what ``__call__`` does for candidates whose vectors have these rows in ``terms_of``, ``(n,)``."""
+        products = terms.new_zeros(len(rows))
+        for i, part, polynomials in self._parts(start, products):
+            products[part] = (terms[rows[part], i] * polynomials).sum(dim=1)
+        return products
+
+    def _parts(self, start: int, products: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
+        """Yield each interval's number, its part of the candidates from ``start`` on, and their polynomials."""
+        for i, (low, high) in enumerate(pairwise(self._bounds)):
+            first, end = max(low, start), min(high, start + len(products))
             if first < end:
                 place = (torch.arange(first, end, dtype=torch.float64) - low) * (2 / (high - low)) - 1
-                polynomials = _chebyshev(place, len(coefficients)).to(vectors)
-                part = slice(first - start, end - start)
-                products[part] = ((vectors[part] @ coefficients.T) * polynomials).sum(dim=1)
-        return products
+                yield i, slice(first - start, end - start), _chebyshev(place, self.shape[1]).to(products)
 
 
 def _chebyshev(place: Tensor, terms: int) -> Tensor:
