@@ -42,13 +42,12 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Return round numbers, a 1, 2 or 5 times a power of ten apart, the first and last of which enclose the range.
 
     Args:
-        low: smallest value, finite.
+        low: smallest value, finite; where it is the largest too, the range is from there to 0.
         high: largest value, not below ``low``.
         about: how many intervals are wanted; there may be fewer.
     """
-    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
-        margin = abs(low) / 2 or 1.0
-        low, high = low - margin, high + margin
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):  # a constant stands beside 0: a share stays below 1
+        low, high = (min(low, 0.0), max(high, 0.0)) if high else (0.0, 1.0)
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
