@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from retrieval_gym import mdp
-from retrieval_gym.files import write_atomically
+from retrieval_gym.files import write_atomically, writing
 from retrieval_gym.ranking import Ids, Retriever, Scores
 
 COUNTERS = ("encoder_calls", "truncated")  # what retrievers count, where they do
@@ -101,7 +101,8 @@ class KeptSearches:
         seconds = np.float64(time.perf_counter() - began)
         if isinstance(found, tuple) and len(found) == 2:  # what is no such pair, whoever plays refuses
             arrays = {"ids": found[0], "scores": found[1], "seconds": seconds, "counted": self._count() - before}
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
         return found
 

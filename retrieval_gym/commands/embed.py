@@ -14,6 +14,7 @@ from retrieval_gym.commands.corpora import (
     check_encoder_arguments,
     load_corpus,
 )
+from retrieval_gym.commands.folders import check_cache
 
 if TYPE_CHECKING:
     from retrieval_gym.nn.encoder import TextEncoder
@@ -39,8 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Embed and say where the vectors lie; return the exit status."""
     check_encoder_arguments(args, "autocast", passages_only=True)
-    if Path(args.cache_dir).exists() and not Path(args.cache_dir).is_dir():
-        raise ValueError(f"--cache-dir {args.cache_dir} is a file: name a folder")
+    check_cache(args.cache_dir)
     corpus, _ = load_corpus(args)
 
     from retrieval_gym.nn.embeddings import META, VECTORS, EmbeddingTable

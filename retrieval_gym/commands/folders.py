@@ -66,6 +66,16 @@ def check_encoder(name_or_path: str | Path) -> None:
             raise ValueError(f"{path} is damaged ({error}): {_remedy(path)}") from error
 
 
+def check_cache(folder: str | None) -> None:
+    """Refuse a ``--cache-dir`` that is a file.
+
+    Raises:
+        ValueError: when it is one.
+    """
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"--cache-dir {folder} is a file: name a folder")
+
+
 def _files(folder: Path, pattern: str) -> list[Path]:
     """Return files of a model's folder and of the folders of its modules."""
     return sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])

@@ -13,7 +13,7 @@ from typing import Any
 
 from retrieval_gym.bm25 import QUERIES
 from retrieval_gym.commands.common import LARGEST_SEED, check_number, parse_env_kwargs
-from retrieval_gym.commands.folders import check_encoder, check_run
+from retrieval_gym.commands.folders import check_cache, check_encoder, check_run
 from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.kept_searches import SearchLog
 from retrieval_gym.ranking import Retriever
@@ -149,6 +149,7 @@ def check_retriever_arguments(args: argparse.Namespace, *, keeps_searches: bool 
         raise ValueError(f"--max-passage-tokens must be at least 1, got {args.max_passage_tokens}")
     if args.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {args.batch_size}")
+    check_cache(args.cache_dir)
     for name in args.retriever:
         kind, colon, folder = name.partition(":")
         if colon and not folder:
