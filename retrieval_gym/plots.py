@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrieval_gym.files import write_atomically
-from retrieval_gym.geometry import Floats, GeometryReport
+from retrieval_gym.geometry import Floats
+from retrieval_gym.geometry_report import GeometryReport
 from retrieval_gym.mismatch import WRONG, Estimate, MismatchReport
 from retrieval_gym.stopping import StoppingReport
 

@@ -10,7 +10,8 @@ import pytest
 from retrieval_gym import load_dataset
 from retrieval_gym.cli import main
 from retrieval_gym.conversion import Collection, collection, from_hf, write_collection
-from retrieval_gym.validation import ERROR, validate
+from retrieval_gym.validation import validate
+from retrieval_gym.validation_report import ERROR
 
 RTL, EMOJI = "نهر الدانوب", "Wisła 🌊"
 

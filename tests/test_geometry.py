@@ -14,7 +14,6 @@ from retrieval_gym.datasets import Corpus, Question, RetrievalDataset
 from retrieval_gym.geometry import (
     Classes,
     Cloud,
-    GeometryReport,
     anisotropy,
     dispersion,
     effective_rank,
@@ -27,6 +26,7 @@ from retrieval_gym.geometry import (
     project,
     separation,
 )
+from retrieval_gym.geometry_report import GeometryReport
 from retrieval_gym.ranking import rank
 
 E = np.eye(3)

@@ -17,7 +17,8 @@ from tiny import save_encoder  # noqa: E402
 from retrieval_gym.answer_log import AnswerLog  # noqa: E402
 from retrieval_gym.cli import main  # noqa: E402
 from retrieval_gym.report.runs import read_runs  # noqa: E402
-from retrieval_gym.validation import ERROR, validate  # noqa: E402
+from retrieval_gym.validation import validate  # noqa: E402
+from retrieval_gym.validation_report import ERROR  # noqa: E402
 
 GOOD = b'{"id": "a", "title": "Ulm", "text": "Ulm lies on the Danube."}\n{"id": "b", "text": "A mill."}\n'
 ASKED = b'{"id": "q", "question": "Where is Ulm?", "gold_ids": ["a"], "answers": ["Danube"]}\n'

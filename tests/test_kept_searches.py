@@ -157,10 +157,10 @@ def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_one_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(("cache", "message"), [("file", "is a file: name a folder"), ("file/in", "Not a directory")])
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path, capsys, cache, message):
     (tmp_path / "file").write_text("")
-    for cache, message in ((tmp_path / "file", "is a file: name a folder"), (tmp_path / "file" / "in", "Not a directory")):
-        arguments = ["evaluate", "--env", ENV, "--retriever", "bm25", "--limit", "9", "--cache-dir", str(cache)]
-        assert main(arguments) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "evaluate:" in line]
-        assert message in line
+    arguments = ["evaluate", "--env", ENV, "--retriever", "bm25", "--limit", "9", "--cache-dir", str(tmp_path / cache)]
+    assert main(arguments) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "evaluate:" in line]
+    assert message in line

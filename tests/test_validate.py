@@ -11,7 +11,8 @@ import pytest
 
 from retrieval_gym import load_dataset, progress
 from retrieval_gym.cli import main
-from retrieval_gym.validation import CHECKS, ERROR, validate
+from retrieval_gym.validation import validate
+from retrieval_gym.validation_report import CHECKS, ERROR
 
 PASSAGES = [
     {"id": "a", "title": "Ulm", "text": "Ulm lies on the Danube."},

@@ -23,12 +23,12 @@ from retrieval_gym.geometry import (
     NEIGHBOURS,
     PROJECTIONS,
     Classes,
-    GeometryReport,
     embed_questions,
     gold_classes,
     kmeans_classes,
     project,
 )
+from retrieval_gym.geometry_report import GeometryReport
 from retrieval_gym.plots import check_picture, geometry_figure, save_figure
 from retrieval_gym.ranking import Ids
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from retrieval_gym import mdp
 from retrieval_gym.commands.corpora import CUSTOM_STEPS
-from retrieval_gym.validation import ERROR, MAX_CHARACTERS, MAX_WORDS, validate
+from retrieval_gym.validation import MAX_CHARACTERS, MAX_WORDS, validate
+from retrieval_gym.validation_report import ERROR
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
