@@ -254,6 +254,21 @@ def test_a_limit_below_one_token_is_refused(max_tokens, encoder, corpus):
         EmbeddingTable.build(encoder, corpus, max_tokens=max_tokens)
 
 
+def test_limits_beyond_what_the_model_takes_share_one_table(corpus, tmp_path):
+    encoder = bert(max_length=10, prompts={"query": "", "passage": "p: "})
+    room = encoder.room("passage")
+    assert room == 10 - len(encoder.sequence([np.zeros(0, np.int32)], "passage")) < 10
+    none, same, beyond, below = (
+        EmbeddingTable.build(encoder, corpus, max_tokens=limit, cache_dir=tmp_path)
+        for limit in (None, room, room + 5, room - 1)
+    )
+    assert none.key == same.key == beyond.key != below.key
+    texts = {str(passage) for passage in corpus}
+    assert none.truncated == sum(len(encoder.tokenize([text])[0]) > room for text in texts) > 0
+    by_limit = encoder.encode([str(passage) for passage in corpus], "passage", max_tokens=room)
+    np.testing.assert_allclose(none.vectors, by_limit.numpy(), atol=1e-6)
+
+
 def test_the_key_changes_with_all_that_changes_a_vector(encoder, corpus, tmp_path):
     def key(encoder, corpus, max_tokens=12, kind="passage"):
         return EmbeddingTable.build(encoder, corpus, max_tokens=max_tokens, kind=kind, cache_dir=tmp_path).key

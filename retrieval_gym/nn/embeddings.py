@@ -80,6 +80,8 @@ class EmbeddingTable:
         """
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1; None cuts only what the model cannot take")
+        if max_tokens is not None and max_tokens >= encoder.room(kind):
+            max_tokens = None  # one table for all limits that change nothing
         first: dict[str, int] = {}
         rows = np.array([first.setdefault(str(passage), len(first)) for passage in corpus], np.int64)
         texts = list(first)

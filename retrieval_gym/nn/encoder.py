@@ -206,6 +206,10 @@ class TextEncoder(nn.Module):
         self.truncated += sum(len(ids) > max_tokens for ids in tokens)
         return [ids[:max_tokens].copy() if len(ids) > max_tokens else ids for ids in tokens]
 
+    def room(self, kind: Kind) -> int:
+        """Return how many tokens of a text the model can take beside special tokens and prompt."""
+        return self.max_length - len(self._prefix[kind]) - len(self._suffix)
+
     def sequence(self, segments: Sequence[Tokens], kind: Kind) -> Tokens:
         """Join tokenised segments to one input, int32 ``(n,)``, with special tokens, prompt and line breaks.
 
@@ -218,11 +222,11 @@ class TextEncoder(nn.Module):
             kind: whose prompt to use.
         """
         kept = list(segments)
-        frame = len(self._prefix[kind]) + len(self._suffix)
-        excess = frame + sum(map(len, kept)) + len(self._newline) * (len(kept) - 1) - self.max_length
+        room = self.room(kind)
+        excess = sum(map(len, kept)) + len(self._newline) * (len(kept) - 1) - room
         if excess > 0:
             self.truncated += 1
-            kept = self._shorten(kept, excess, self.max_length - frame)
+            kept = self._shorten(kept, excess, room)
         parts = [self._prefix[kind]]
         for i, segment in enumerate(kept):
             parts += [self._newline, segment] if i else [segment]

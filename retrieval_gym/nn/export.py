@@ -112,10 +112,10 @@ def export_run(
     query = TextEncoder.load(run_encoder_folder(run, names[0]), device=device)
     whole = TextEncoder.load(run_encoder_folder(run, names[1]), device=device)
     limit: int = run.config["passage_tokens"]
-    frame = len(whole.sequence([np.zeros(0, np.int32)], "passage"))  # special tokens and prompt
-    passage = whole
-    if frame + limit < whole.max_length:
-        passage = TextEncoder.load(run_encoder_folder(run, names[1]), device=device, max_length=frame + limit)
+    room, passage = whole.room("passage"), whole
+    if limit < room:
+        length = whole.max_length - room + limit
+        passage = TextEncoder.load(run_encoder_folder(run, names[1]), device=device, max_length=length)
     lora = _lora_state(run) if adapter else {}
     table = None
     if corpus is not None and formats:
