@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,11 +167,7 @@ class Searcher:
         began = time.perf_counter()
         pair = self.retriever.search(states, self.depth)
         self.seconds += time.perf_counter() - began
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            what = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
-            raise ValueError(f"search returned {what}: Retriever.search returns a pair of arrays, ids and scores")
-        found, values = np.asarray(pair[0]), np.asarray(pair[1])
-        _check_search(states, found, values, self.depth, self.num_passages)
+        found, values = check_search(pair, states, self.depth, self.num_passages)
         return top_k(values, found, self.depth)  # the same tie rule for every retriever
 
 
@@ -281,8 +277,22 @@ def _best_sets(sets: Ids, totals: NDArray[np.float64], count: int) -> tuple[Ids,
     return np.stack(kept, axis=1), np.stack(scores, axis=1)
 
 
-def _check_search(states: mdp.States, ids: Ids, scores: Scores, k: int, num_passages: int) -> None:
-    """Raise ValueError when what a retriever returned is not what ``Retriever.search`` promises."""
+def check_search(found: Any, states: mdp.States, k: int, num_passages: int) -> tuple[Ids, Scores]:
+    """Return what a retriever found as arrays.
+
+    Args:
+        found: what ``Retriever.search`` returned.
+        states: what was searched with.
+        k: how many passages were asked for.
+        num_passages: of the corpus.
+
+    Raises:
+        ValueError: when it is not what ``Retriever.search`` promises.
+    """
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        what = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__
+        raise ValueError(f"search returned {what}: Retriever.search returns a pair of arrays, ids and scores")
+    ids, scores = np.asarray(found[0]), np.asarray(found[1])
     shape = (len(states), k)
     if ids.shape != shape or scores.shape != shape:
         raise ValueError(f"search returned ids {ids.shape} and scores {scores.shape}: both must have shape {shape}")
@@ -304,6 +314,7 @@ def _check_search(states: mdp.States, ids: Ids, scores: Scores, k: int, num_pass
         raise ValueError("search returned a passage that is already picked: exclude states.picked")
     if states.pool is not None and not np.isin(keys, (rows + states.pool)[states.pool >= 0]).all():
         raise ValueError("search returned a passage from outside the question's pool: restrict it to states.pool")
+    return ids, scores
 
 
 def _best_of_each(ids: Ids, scores: Scores, k: int) -> tuple[Ids, Scores]:

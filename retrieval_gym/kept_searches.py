@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from retrieval_gym import mdp
+from retrieval_gym.chains import check_search
+from retrieval_gym.datasets.base import RetrievalDataset
 from retrieval_gym.files import write_atomically, writing
 from retrieval_gym.ranking import Ids, Retriever, Scores
 
@@ -31,11 +33,18 @@ class SearchLog:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def keep(self, name: str, retriever: Retriever) -> Retriever:
-        """Return the retriever, whose searches are kept under a name from now on."""
+    def keep(self, name: str, retriever: Retriever, dataset: RetrievalDataset) -> Retriever:
+        """Return the retriever, whose searches are kept under its name and that of the dataset from now on.
+
+        Args:
+            name: of the retriever.
+            retriever: who searches; where it finds something else in equal states, what is kept cannot stand for it.
+            dataset: what it searches.
+        """
         if self._folder is None:
             return retriever
-        return KeptSearches(retriever, self._folder / hashlib.sha256(name.encode()).hexdigest()[:16], name)
+        part = hashlib.sha256(f"{dataset.fingerprint} {name}".encode()).hexdigest()[:32]
+        return KeptSearches(retriever, self._folder / part, name, len(dataset.corpus))
 
     def __enter__(self) -> SearchLog:
         """Return itself."""
@@ -50,45 +59,50 @@ class SearchLog:
 
 
 class KeptSearches:
-    """A retriever whose searches are files: what was searched before is read, each batch whole or not at all.
+    """A retriever whose searches are files: what an earlier process searched is read, each batch whole or not at all.
 
-    The first search that is found there is made once more. Where it finds something else, the retriever has changed,
-    and all that was kept is dropped.
+    Two of them are made once more, the first of fresh states and the first of states with picks. Where one finds
+    something else, the retriever has changed, and all that was kept is dropped.
 
     Args:
         retriever: who searches.
         folder: of the files, made where it is missing.
         name: of the retriever, for what is told on stderr.
+        num_passages: of the corpus.
 
     Attributes:
         kept_seconds: how long the searches took that were read, in the process that made them.
     """
 
-    def __init__(self, retriever: Retriever, folder: Path, name: str) -> None:
-        self._retriever, self._folder, self._name = retriever, folder, name
-        self._checked = False
+    def __init__(self, retriever: Retriever, folder: Path, name: str, num_passages: int) -> None:
+        self._retriever, self._folder, self._name, self._num_passages = retriever, folder, name, num_passages
+        self._before = {path.stem for path in folder.glob("*.search")}
+        self._unchecked = {False, True}
         self._kept = dict.fromkeys(COUNTERS, 0)
         self.kept_seconds = 0.0
+        if self._before:
+            print(f"{name}: goes on with the searches that were kept", file=sys.stderr)
 
     def __getattr__(self, name: str) -> Any:
         """Return what else the retriever offers; its counters include the searches that were read."""
         value = getattr(self._retriever, name)
-        return value + self._kept[name] if name in COUNTERS else value
+        return value + self._kept[name] if name in COUNTERS and isinstance(value, int) else value
 
     def search(self, states: mdp.States, k: int) -> tuple[Ids, Scores]:
         """Return what the retriever finds or found; see ``ranking.Retriever.search``."""
-        path = self._folder / f"{_key(states, k)}.npz"
-        kept = _read(path)
+        key = _key(states, k)
+        path = self._folder / f"{key}.search"
+        kept = _read(path) if key in self._before else None
         if kept is None:
             return self._search(states, k, path)
-        if not self._checked:
-            self._checked = True
+        picked = bool(states.count.any())
+        if picked in self._unchecked:
+            self._unchecked.remove(picked)
             found = self._retriever.search(states, k)
-            if not _same(found, (kept["ids"], kept["scores"])):
+            if not _same(found, kept):
                 print(f"{self._name} finds other passages than before: all is searched anew", file=sys.stderr)
+                self._before.clear()
                 shutil.rmtree(self._folder)
-            else:
-                print(f"{self._name}: goes on with the searches that were kept", file=sys.stderr)
             return found
         self.kept_seconds += float(kept["seconds"])
         for counter, count in zip(COUNTERS, kept["counted"].tolist(), strict=True):
@@ -99,15 +113,32 @@ class KeptSearches:
         before, began = self._count(), time.perf_counter()
         found = self._retriever.search(states, k)
         seconds = np.float64(time.perf_counter() - began)
-        if isinstance(found, tuple) and len(found) == 2:  # what is no such pair, whoever plays refuses
-            arrays = {"ids": found[0], "scores": found[1], "seconds": seconds, "counted": self._count() - before}
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+        ids, scores = check_search(found, states, k, self._num_passages)
+        file = io.BytesIO()
+        np.savez_compressed(file, ids=ids, scores=scores, seconds=seconds, counted=self._count() - before)
+        content = file.getvalue()
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(hashlib.sha256(content).digest() + content))
         return found
 
     def _count(self) -> Ids:
-        return np.array([getattr(self._retriever, name, 0) for name in COUNTERS], np.int64)
+        counts = [getattr(self._retriever, name, 0) for name in COUNTERS]
+        return np.array([count if isinstance(count, int) else 0 for count in counts], np.int64)
+
+
+def _read(path: Path) -> dict[str, np.ndarray] | None:
+    """Return the arrays of a file; None where there is none any more, or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    digest, content = content[:32], content[32:]
+    if hashlib.sha256(content).digest() != digest:
+        print(f"{path} is damaged: its states are searched again", file=sys.stderr)
+        return None
+    with np.load(io.BytesIO(content)) as file:
+        return dict(file)
 
 
 def _key(states: mdp.States, k: int) -> str:
@@ -120,18 +151,6 @@ def _key(states: mdp.States, k: int) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, np.ndarray] | None:
-    """Return the arrays of a file; None where there is none, or it is damaged."""
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in ("ids", "scores", "seconds", "counted")}
-    except FileNotFoundError:
-        return None
-    except (BadZipFile, ValueError, KeyError, EOFError) as error:
-        print(f"{path} is damaged ({error}): its states are searched again", file=sys.stderr)
-        return None
-
-
-def _same(found: tuple[Ids, Scores], kept: tuple[Ids, Scores]) -> bool:
+def _same(found: tuple[Ids, Scores], kept: dict[str, np.ndarray]) -> bool:
     """Say whether two searches found the same passages with the same scores."""
-    return np.array_equal(found[0], kept[0]) and np.allclose(found[1], kept[1], rtol=SAME, atol=SAME)
+    return np.array_equal(found[0], kept["ids"]) and np.allclose(found[1], kept["scores"], rtol=SAME, atol=SAME)

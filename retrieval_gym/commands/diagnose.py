@@ -73,22 +73,22 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--states-from {source!r} is not among the systems: choose one of {', '.join(names)}")
     questions = next(iter(logs.values())).questions if logs else sample_questions(dataset, args.limit, args.seed)
     steps = mdp.check_max_steps(max_steps if args.steps is None else args.steps, "steps")
-    with search_log(args, dataset) as log:
+    with search_log(args) as log:
         reached, asked = _play(args, dataset, logs, source, questions, steps, log)
-    sampled = not logs and len(questions) < len(dataset)
-    report = MismatchReport(
-        dataset=dataset,
-        reached=tuple(reached[name] for name in names),
-        source=source,
-        fixed=reached[source].distinct()[0],
-        asked=tuple(asked[name] for name in sorted(asked, key=lambda name: (name != source, names.index(name)))),
-        sample_seed=args.seed if sampled else None,
-    )
-    try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
-        _write(args, report)
-    finally:
-        print(f"environment: {args.env}")
-        print(report.table())
+        sampled = not logs and len(questions) < len(dataset)
+        report = MismatchReport(
+            dataset=dataset,
+            reached=tuple(reached[name] for name in names),
+            source=source,
+            fixed=reached[source].distinct()[0],
+            asked=tuple(asked[name] for name in sorted(asked, key=lambda name: (name != source, names.index(name)))),
+            sample_seed=args.seed if sampled else None,
+        )
+        try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
+            _write(args, report)
+        finally:
+            print(f"environment: {args.env}")
+            print(report.table())
     return 0
 
 
@@ -134,7 +134,7 @@ def _play(
         asked[source] = Asked(source, reached[source].distinct()[1], None)
     # The source goes first, since the others are asked about its states; one retriever at a time is held in memory.
     for name in sorted(args.retriever, key=lambda name: name != source):
-        retriever = log.keep(name, named_retriever(name, args, dataset))
+        retriever = log.keep(name, named_retriever(name, args, dataset), dataset)
         task = f"{name}, {steps} steps of {len(questions)} questions"
         with Progress(task, steps * len(questions), "searches") as progress:
             chains = greedy_chain(Watched(retriever, progress), dataset, questions, steps, batch_size=args.batch_size)

@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
     """Score, write and print; return the exit status."""
     _check(args)
     dataset, max_steps = load_questions(args)
-    with search_log(args, dataset) as log:
+    with search_log(args) as log:
         evaluations = [
             evaluation for name in args.retriever for evaluation in _play(name, args, dataset, max_steps, log)
         ]
-    try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
-        _write(args, dataset, evaluations)
-    finally:
-        print(f"environment: {args.env}")
-        print(table(evaluations))
+        try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
+            _write(args, dataset, evaluations)
+        finally:
+            print(f"environment: {args.env}")
+            print(table(evaluations))
     return 0
 
 
@@ -84,7 +84,7 @@ def _play(
     name: str, args: argparse.Namespace, dataset: RetrievalDataset, max_steps: int, log: SearchLog
 ) -> list[Evaluation]:
     """Score one retriever in every kind of search."""
-    retriever = log.keep(name, named_retriever(name, args, dataset))
+    retriever = log.keep(name, named_retriever(name, args, dataset), dataset)
     evaluations = [
         evaluate(
             retriever,

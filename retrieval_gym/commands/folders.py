@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from retrieval_gym.readers.names import check_model_name
@@ -67,13 +68,14 @@ def check_encoder(name_or_path: str | Path) -> None:
 
 
 def check_cache(folder: str | None) -> None:
-    """Refuse a ``--cache-dir`` that is a file.
+    """Refuse a ``--cache-dir`` that is a file, or a link to nothing.
 
     Raises:
         ValueError: when it is one.
     """
-    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
-        raise ValueError(f"--cache-dir {folder} is a file: name a folder")
+    if folder is not None and os.path.lexists(folder) and not Path(folder).is_dir():
+        what = "is a file" if Path(folder).exists() else "leads nowhere"
+        raise ValueError(f"--cache-dir {folder} {what}: name a folder")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

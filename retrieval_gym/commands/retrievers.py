@@ -109,12 +109,12 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
         raise ValueError(f"retriever {name!r} cannot be made from a dataset: {error}") from error
 
 
-def search_log(args: argparse.Namespace, dataset: RetrievalDataset) -> SearchLog:
+def search_log(args: argparse.Namespace) -> SearchLog:
     """Return where the command keeps its searches: in ``--cache-dir``, apart from those of other commands."""
     if args.cache_dir is None:
         return SearchLog(None)
     asked = {name: value for name, value in vars(args).items() if name not in WHERE}
-    text = json.dumps([asked, dataset.fingerprint], sort_keys=True, ensure_ascii=False)
+    text = json.dumps(asked, sort_keys=True, ensure_ascii=False)
     return SearchLog(Path(args.cache_dir) / "searches" / hashlib.sha256(text.encode()).hexdigest()[:32])
 
 

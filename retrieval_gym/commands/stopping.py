@@ -67,25 +67,25 @@ def run(args: argparse.Namespace) -> int:
         chosen = sample_questions(other, args.limit, args.seed)
         choice = f"{len(chosen)} questions of the split {args.choose_on}"
     systems = []
-    with search_log(args, dataset) as log:
+    with search_log(args) as log:
         for name in args.retriever:
-            retriever = log.keep(name, named_retriever(name, args, dataset))
+            retriever = log.keep(name, named_retriever(name, args, dataset), dataset)
             choosing = retriever
             if other is not dataset:
-                choosing = log.keep(f"{name} on {args.choose_on}", named_retriever(name, args, other))
+                choosing = log.keep(name, named_retriever(name, args, other), other)
             scored = [
                 score_states(player, each, questions, steps, batch_size=args.batch_size)
                 for player, each, questions in ((choosing, other, chosen), (retriever, dataset, reported))
             ]
             tell_truncated(name, retriever)
             systems.append(Stopping(name, *scored))
-    sampled = args.limit is not None and args.limit < max(len(dataset), len(other))
-    report = StoppingReport(systems, choice, args.seed if sampled else None)
-    try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
-        _write(args, report)
-    finally:
-        print(f"environment: {args.env}")
-        print(report.table())
+        sampled = args.limit is not None and args.limit < max(len(dataset), len(other))
+        report = StoppingReport(systems, choice, args.seed if sampled else None)
+        try:  # files first, which a closed stdout must not cost; the table also where a file cannot be written
+            _write(args, report)
+        finally:
+            print(f"environment: {args.env}")
+            print(report.table())
     return 0
 
 
