@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -117,9 +117,13 @@ class KeptSearches:
         file = io.BytesIO()
         np.savez_compressed(file, ids=ids, scores=scores, seconds=seconds, counted=self._count() - before)
         content = file.getvalue()
+
+        def write(target: IO[bytes]) -> None:
+            target.write(hashlib.sha256(content).digest() + content)
+
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write(hashlib.sha256(content).digest() + content))
+        write_atomically(path, write)
         return found
 
     def _count(self) -> Ids:
