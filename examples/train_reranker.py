@@ -1,4 +1,4 @@
-"""How do I train a reranker? A small cross-encoder on SciFact, out of the default encoder's own weights.
+r"""How do I train a reranker? A small cross-encoder on SciFact, out of the default encoder's own weights.
 
 python examples/train_reranker.py --out reranker
 
@@ -8,11 +8,12 @@ part stands beside negatives, half of them out of the frozen encoder's first 100
 cross-entropy. These pairs are too few to teach an encoder of single texts to compare two, so titles are asked as
 questions for their own abstracts beside them. What is printed comes from the dev part, on which nothing was trained.
 
-python examples/train_reranker.py --out reranker --layers 0 2 5 --bf16 --titles 2500 --epochs 1 --max-length 96
+python examples/train_reranker.py --out reranker --layers 0 2 5 --max-length 96 --titles 5000 --epochs 1.5 \
+    --eval-limit 100
 
-embeds for 4 minutes and trains for 12 on a busy core. It tells held-out pairs apart (AUC .873), but does not reach the
-frozen encoder's order yet: nDCG@10 of 50 dev questions (--eval-limit 50) is .508 against .665. Its loss was still
-falling.
+trains for an hour and a half on one slow and busy core, in float32. It tells held-out pairs apart (AUC .908) and nearly
+reaches the frozen encoder's order: nDCG@10 of 100 dev questions is .566 against .623, a difference of -.057 [-.121,
++.005]. With 2,500 titles once it was .508 against .665, on 50 of them.
 """
 
 from dataclasses import dataclass
