@@ -95,6 +95,7 @@ from retrieval_gym.nn.run import (
 from retrieval_gym.nn.schedule import schedule_factor, warmup_factor
 from retrieval_gym.nn.tokens import TokenStore
 from retrieval_gym.nn.trained import load_run_encoder, run_encoder_folder
+from retrieval_gym.progress import Progress
 from retrieval_gym.ranking import Retriever
 from retrieval_gym.registration import environment_dataset
 
@@ -305,16 +306,19 @@ def train_first_walker(args: Args, learner: Learner, gold: Examples) -> None:
     epochs = args.first_walker_epochs or args.epochs
     size = 2 * len(gold)
     batches = math.ceil(size / args.batch_size)
-    for epoch in range(epochs):
-        rng = np.random.default_rng((args.seed, epoch))
-        rows = spread(len(gold), size, rng)
-        lesson = Lesson.begin(gold[rows], rng)
-        values = learner.learn(lesson, epoch * batches, epochs * batches, lambda states, values: None)
-        print(
-            f"first walker, epoch {epoch + 1} of {epochs}: loss {values['losses/info_nce']:.4g}, "
-            f"accuracy {values['charts/accuracy']:.3f}",
-            flush=True,
-        )
+    with Progress("first walker", epochs * size, "states") as shown:
+        for epoch in range(epochs):
+            rng = np.random.default_rng((args.seed, epoch))
+            lesson = Lesson.begin(gold[spread(len(gold), size, rng)], rng)
+            values = learner.learn(
+                lesson, epoch * batches, epochs * batches,
+                lambda states, values, epoch=epoch: shown.update(epoch * size + states - shown.done),
+            )  # fmt: skip
+            print(
+                f"first walker, epoch {epoch + 1} of {epochs}: loss {values['losses/info_nce']:.4g}, "
+                f"accuracy {values['charts/accuracy']:.3f}",
+                flush=True,
+            )
 
 
 def open_first_walker(args: Args) -> Run:

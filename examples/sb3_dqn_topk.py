@@ -121,7 +121,7 @@ def main(argv=None):
         help="'names', or what make_retriever takes: bm25, dense, module:factory",
     )
     parser.add_argument("--policy", choices=["candidate", "mlp"], default="candidate", help="mlp: SB3's own MlpPolicy")
-    parser.add_argument("--timesteps", type=int, default=20_000, help="transitions to train for")
+    parser.add_argument("--total-timesteps", type=int, default=20_000, help="transitions to train for")
     parser.add_argument("--num-envs", type=int, default=4, help="environments")
     parser.add_argument("--dev-questions", type=int, help="report on the first so many; default all")
     parser.add_argument("--seed", type=int, default=1, help="of the networks and the environments")
@@ -150,8 +150,8 @@ def main(argv=None):
     dev_env, questions = make_env(dev, stop_when_complete=False), min(args.dev_questions or len(dev), len(dev))
     untrained, _ = successes(model, dev_env, questions)
     print(f"untrained: {untrained.sum()} of {questions} dev questions complete ({untrained.mean():.3f})", flush=True)
-    with Progress("training", args.timesteps, "steps") as progress:
-        model.learn(args.timesteps, callback=lambda *_: not progress.update(model.n_envs))  # True goes on
+    with Progress("training", args.total_timesteps, "steps") as progress:
+        model.learn(args.total_timesteps, callback=lambda *_: not progress.update(model.n_envs))  # True goes on
     trained, reachable = successes(model, dev_env, questions)
     print(f"trained:   {trained.sum()} of {questions} dev questions complete ({trained.mean():.3f})")
     print(f"a missing gold passage was among the {args.k} found in {reachable:.3f} of the states that missed one")

@@ -32,11 +32,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status; bad input or a missing extra prints one line and returns 2."""
-    name = "retrieval_gym"
+    name, cached = "retrieval_gym", False
     let_threads_sleep()
     try:
         args = _parse(argv)
-        name = f"retrieval_gym {args.command}"
+        name, cached = f"retrieval_gym {args.command}", getattr(args, "cache_dir", None) is not None
         status: int = args.run(args)
         if sys.stdout is not None:  # None when it was closed before the start
             sys.stdout.flush()
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: out of memory; take a smaller --batch-size, or --limit what is asked", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        kept = "; the same command goes on with what --cache-dir holds" if cached else ""
+        print(f"{name}: interrupted{kept}", file=sys.stderr)
         return 130
 
 

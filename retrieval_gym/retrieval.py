@@ -152,7 +152,7 @@ def make_retriever(
         from retrieval_gym.nn.trained import load_run
 
         return load_run(name.removeprefix("run:"), dataset, device=resolve_device(device), cache_dir=cache_dir)
-    remedy = f"choose one of {', '.join(RETRIEVERS)}, run:FOLDER or package.module:factory"
+    remedy = f"choose one of {', '.join(RETRIEVERS)}, dense:ENCODER, run:FOLDER or package.module:factory"
     retriever = import_callable(name, "retriever", remedy)(dataset)
     if not callable(getattr(retriever, "search", None)):
         raise ValueError(f"{name} returned {type(retriever).__name__}, which has no method search(states, k)")

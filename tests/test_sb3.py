@@ -256,7 +256,7 @@ def run_tiny(example, argv, questions, tmp_path, monkeypatch, capsys):
 
 
 def test_the_maskable_ppo_example(ppo_example, tmp_path, monkeypatch, capsys):
-    argv = ["--env-kwargs", "num_questions=12", "--timesteps", "512", "--num-envs", "2", "--dev-questions", "8"]
+    argv = ["--env-kwargs", "num_questions=12", "--total-timesteps", "512", "--num-envs", "2", "--dev-questions", "8"]
     text = run_tiny(ppo_example, argv, 8, tmp_path, monkeypatch, capsys)
     assert "seed 1, 512 transitions on 12 train questions: python examples/sb3_maskable_ppo.py --env-kwargs" in text
     text = run_tiny(ppo_example, [*argv, "--policy", "mlp", "--seed", "2"], 8, tmp_path, monkeypatch, capsys)
@@ -267,12 +267,12 @@ def test_the_maskable_ppo_example_takes_an_encoder(ppo_example, tmp_path_factory
     from tiny import save_encoder
 
     encoder = save_encoder(tmp_path_factory.mktemp("encoder"))
-    argv = ["--env-kwargs", "num_questions=4", "--timesteps", "128", "--num-envs", "2", "--encoder", str(encoder)]
+    argv = ["--env-kwargs", "num_questions=4", "--total-timesteps", "128", "--num-envs", "2", "--encoder", str(encoder)]
     run_tiny(ppo_example, argv, 4, tmp_path, monkeypatch, capsys)
 
 
 def test_the_dqn_example(dqn_example, tmp_path, monkeypatch, capsys):
-    argv = ["--env-kwargs", "corpus_size=200", "num_questions=12", "--timesteps", "1200", "--dev-questions", "8"]
+    argv = ["--env-kwargs", "corpus_size=200", "num_questions=12", "--total-timesteps", "1200", "--dev-questions", "8"]
     text = run_tiny(dqn_example, argv, 8, tmp_path, monkeypatch, capsys)
     assert re.search(r"among the 12 found in [01]\.\d+ of the states", text)
     assert "found by names in 200 passages" in text and "1,200 transitions on 12 train questions" in text
@@ -299,7 +299,7 @@ def test_the_loop_runs_where_episodes_are_cut(cleanrl_example, capsys):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_maskable_ppo_example_learns(ppo_example, seed, capsys):
     """On 200 dev questions a random player completes .02, BM25 .4; the untrained network between 0 and .25."""
-    argv = ["--env-kwargs", "num_questions=200", "--timesteps", "10000", "--seed", str(seed)]
+    argv = ["--env-kwargs", "num_questions=200", "--total-timesteps", "10000", "--seed", str(seed)]
     untrained, trained = ppo_example.main(argv)
     assert trained > 0.5 and trained > untrained + 0.2
 
@@ -308,7 +308,7 @@ def test_the_maskable_ppo_example_learns(ppo_example, seed, capsys):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_dqn_example_learns(dqn_example, seed, capsys):
     untrained, trained = dqn_example.main(
-        ["--env-kwargs", "corpus_size=1000", "num_questions=200", "--timesteps", "10000", "--seed", str(seed)]
+        ["--env-kwargs", "corpus_size=1000", "num_questions=200", "--total-timesteps", "10000", "--seed", str(seed)]
     )
     assert trained > untrained + 0.1
 

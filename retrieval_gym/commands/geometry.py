@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
     dataset, steps = load_questions(args)
     questions = sample_questions(dataset, args.limit, args.seed)
     classes = _classes_by_gold(args, dataset, questions)
+    clusters = CLUSTERS if args.clusters is None else args.clusters
+    if classes is None and clusters > len(questions):
+        raise ValueError(f"{clusters} clusters of {len(questions)} questions: give --clusters, or ask more")
     clouds = tuple(  # one retriever at a time is held in memory
         embed_questions(
             shown,
@@ -93,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
         for name, shown in zip(args.retriever, args.names or args.retriever, strict=True)
     )
     if classes is None:
-        clusters = CLUSTERS if args.clusters is None else args.clusters
         classes = kmeans_classes(clouds[0].vectors, clusters, args.seed)
     report = GeometryReport(
         dataset, questions, clouds, classes, sample_seed=args.seed if len(questions) < len(dataset) else None

@@ -16,6 +16,7 @@ from retrieval_gym.registration import ENVIRONMENTS
 from retrieval_gym.rendering import snippet
 
 AGENTS = ("random", "bm25", "oracle")
+READ = 1_000  # characters of a candidate: a person picks by what it says
 NUM_HITS = 10
 
 
@@ -118,7 +119,7 @@ class _Person:
             print(f"The corpus has {len(self._game.dataset.corpus)} passages: search by words, then pick by number.")
             return
         for number, passage in enumerate(pool[0][pool[0] >= 0].tolist()):
-            print(f"  [{number}] {snippet(self._game.dataset, passage)}")
+            print(f"  [{number}] {snippet(self._game.dataset, passage, READ)}")
 
     def act(self) -> int | None:
         """Return the action typed, or None to leave; ask again until there is one."""
@@ -148,7 +149,7 @@ class _Person:
             self._search = _WordSearch(self._game.dataset)
         hits = self._search.hits(words)
         for passage in hits:
-            print(f"  [{passage}] {snippet(self._game.dataset, passage)}")
+            print(f"  [{passage}] {snippet(self._game.dataset, passage, READ)}")
         if not hits:
             print("No passage holds any of these words.")
 

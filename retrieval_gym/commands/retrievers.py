@@ -102,7 +102,8 @@ def named_retriever(name: str, args: argparse.Namespace, dataset: RetrievalDatas
         options = {"query": args.query}
     if kind in ("dense", "run"):
         size = len(dataset.corpus)
-        print(f"{name}: embeds {size} passages first, but for those in --cache-dir", file=sys.stderr, flush=True)
+        kept = "--cache-dir DIR would keep them" if args.cache_dir is None else "but for those in --cache-dir"
+        print(f"{name}: embeds the corpus of {size} passages first, {kept}", file=sys.stderr, flush=True)
     try:
         return make_retriever("dense" if kind == "dense" else name, dataset, seed=args.seed, **options)
     except TypeError as error:

@@ -23,6 +23,7 @@ from retrieval_gym.commands.retrievers import (
 from retrieval_gym.evaluation import sample_questions
 from retrieval_gym.files import write_text
 from retrieval_gym.plots import check_picture, save_figure, stopping_figure
+from retrieval_gym.progress import Progress, Watched
 from retrieval_gym.ranking import Ids
 from retrieval_gym.registration import environment_dataset
 from retrieval_gym.stopping import Stopping, StoppingReport, score_states
@@ -73,10 +74,12 @@ def run(args: argparse.Namespace) -> int:
             choosing = retriever
             if other is not dataset:
                 choosing = log.keep(name, named_retriever(name, args, other), other)
-            scored = [
-                score_states(player, each, questions, steps, batch_size=args.batch_size)
-                for player, each, questions in ((choosing, other, chosen), (retriever, dataset, reported))
-            ]
+            task, total = f"{name}, {steps + 1} searches a question", (steps + 1) * (len(chosen) + len(reported))
+            with Progress(task, total, "searches") as progress:
+                scored = [
+                    score_states(Watched(player, progress), each, questions, steps, batch_size=args.batch_size)
+                    for player, each, questions in ((choosing, other, chosen), (retriever, dataset, reported))
+                ]
             tell_truncated(name, retriever)
             systems.append(Stopping(name, *scored))
         sampled = args.limit is not None and args.limit < max(len(dataset), len(other))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from retrieval_gym.datasets import RetrievalDataset
 from retrieval_gym.datasets.background_pools import DocumentDataset
 from retrieval_gym.evaluation import Evaluation, paired_bootstrap
 from retrieval_gym.nn.encoder import TextEncoder
+from retrieval_gym.nn.script import shown_path
 from retrieval_gym.registration import ENVIRONMENT_KWARGS, environment_dataset
 
 FEW_QUESTIONS = 20
@@ -140,16 +143,18 @@ def tell_long_warmup(args: Any, updates: int) -> None:
 def tell_selected(what: str, metric: str, value: float, selection: RetrievalDataset) -> None:
     """Print which checkpoint is reported; ``update 0`` is the untrained encoder."""
     note = ", the untrained encoder: no later one was better" if what.endswith(" 0") else ""
-    print(f"\nselected {what}{note}; {metric} {value:.3f} on {len(selection)} train questions kept apart")
+    kept = "1 train question" if len(selection) == 1 else f"{len(selection)} train questions"
+    print(f"\nselected {what}{note}; {metric} {value:.3f} on {kept} kept apart")
     if note and len(selection) < FEW_QUESTIONS:
         print(f"{len(selection)} questions hardly tell checkpoints apart: raise --selection-share, or add questions")
 
 
 def tell_run(directory: Path, env_id: str, env_kwargs: Sequence[str]) -> None:
     """Print where a finished run is, and what scores it again."""
-    command = ["retrieval_gym", "evaluate", "--env", env_id, "--retriever", f"run:{directory}"]
+    program = "retrieval_gym" if which("retrieval_gym") else shown_path(Path(sys.executable).with_name("retrieval_gym"))
+    command = [program, "evaluate", "--env", env_id, "--retriever", f"run:{directory}"]
     command += ["--env-kwargs", *env_kwargs] if env_kwargs else []
-    report = ["retrieval_gym", "report", str(directory), "--out", "report.html"]
+    report = [program, "report", str(directory), "--out", "report.html"]
     print(f"\nrun {directory}; look at its chains with: {shlex.join(report)}")
     print(f"score it with: {shlex.join(command)}")
 

@@ -55,6 +55,7 @@ __all__ = [
 
 CHECKPOINTS = ("last", "best")
 SECONDS_BETWEEN_LINES = 5.0
+MOST_BESIDE_A_BAR = 2  # numbers: a line of a terminal holds no more
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 VERSIONED = ("retrieval-gym", "torch", "numpy", "gymnasium", "transformers", "sentence-transformers", "peft")
 
@@ -255,17 +256,17 @@ class Run:
             total: transitions of the whole run.
             values: name to number, shown beside it.
         """
-        text = "  ".join(f"{name.rsplit('/')[-1]} {value:.4g}" for name, value in values.items())
+        shown = [f"{name.rsplit('/')[-1]} {value:.4g}" for name, value in values.items()]
         if sys.stdout.isatty():
             if self._bar is None:
                 from tqdm import tqdm
 
                 self._bar = tqdm(total=total, initial=step, unit="step", file=sys.stdout, dynamic_ncols=True)
-            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.set_postfix_str("  ".join(shown[:MOST_BESIDE_A_BAR]), refresh=False)
             self._bar.update(step - self._bar.n)
         elif step >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(f"step {step:,}/{total:,}{self._time_left(step, total)}  {text}", flush=True)
+            print(f"step {step:,}/{total:,}{self._time_left(step, total)}  {'  '.join(shown)}", flush=True)
 
     def _time_left(self, step: int, total: int) -> str:
         """Say how long the rest takes at the pace since the first call; nothing at that call and at the end."""

@@ -49,9 +49,13 @@ def tell_in_one_line(name: str) -> None:
 def tell_resume(directory: Path) -> None:
     """Print what goes on with a run that was stopped; it is said again where the script is interrupted."""
     global _go_on
-    interpreter = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd() + os.sep) else sys.executable
-    _go_on = f"go on with {shlex.join([interpreter, sys.argv[0], '--resume', str(directory)])}"
+    _go_on = f"go on with {shlex.join([shown_path(sys.executable), sys.argv[0], '--resume', str(directory)])}"
     print(f"where it is stopped, {_go_on}")
+
+
+def shown_path(path: str | Path) -> str:
+    """Return a path as it is typed where the script runs: relative below the working directory."""
+    return os.path.relpath(path) if str(path).startswith(os.getcwd() + os.sep) else str(path)
 
 
 def run_script(name: str, parse: Callable[[], Args], main: Callable[[Args], object]) -> None:
