@@ -4,7 +4,8 @@ Every objective is trained with every seed, those that need a reward with every 
 dev questions. Reported: nDCG and recall at 5, 10, 20 and 50 by ir_measures, each with the paired difference to the
 untrained encoder, intervals over questions and the seeds' figures pooled by question; and what the last tenth of each
 training logged of its policy: entropy of the list, KL to the reference, length and drift of the query vectors, share of
-lists with any signal. A run that is there is not trained again; one that stopped goes on.
+lists with any signal. Scored are the selected weights, which are the untrained ones where none were better, or with
+--last those that training ended with. A run that is there is not trained again; one that stopped goes on.
 
     python benchmarks/list_objectives.py --runs runs/objectives --out list_objectives.json \
         --flags "--temperature 0.05 --epochs 4 --warmup-updates 20"
@@ -22,7 +23,10 @@ import numpy as np
 
 from retrieval_gym.evaluation import evaluate
 from retrieval_gym.nn.campaign import Pool, threads_of, train_once, untrained_retriever
+from retrieval_gym.nn.dense import DenseRetriever
+from retrieval_gym.nn.encoder import TextEncoder
 from retrieval_gym.nn.reporting import load_reported
+from retrieval_gym.nn.run import Run
 from retrieval_gym.nn.trained import load_run
 from retrieval_gym.protocol import align
 
@@ -58,6 +62,13 @@ def logged(directory: Path) -> dict[str, float]:
     return {name: float(np.mean([line[name] for line in lines[-max(1, len(lines) // 10) :]])) for name in LOGGED}
 
 
+def take_last(encoder: TextEncoder, directory: Path) -> None:
+    """Give a run's query encoder the weights that training ended with, whatever was selected."""
+    weights = Run.open(directory).load("last")["query"]
+    if encoder.load_state_dict(weights, strict=False).unexpected_keys:
+        raise ValueError(f"{directory} trained adapters, whose last weights fit no merged encoder: leave --last out")
+
+
 def measure(runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool:
     """Ask every run, and the untrained encoder, the dev questions."""
     dataset, steps = load_reported(args.eval_env or args.env, "dev")
@@ -69,6 +80,9 @@ def measure(runs: dict[tuple[str, int], Path], args: argparse.Namespace) -> Pool
         for (arm, of), directory in runs.items():
             if of == seed:
                 retriever = load_run(directory, dataset, cache_dir=cache)
+                assert isinstance(retriever, DenseRetriever)  # pao.py made it
+                if args.last:
+                    take_last(retriever.encoder, directory)
                 found[arm] = evaluate(retriever, dataset, steps=steps, measures=MEASURES)
         for arm, result in found.items():
             for name in MEASURES:
@@ -88,6 +102,7 @@ def main() -> None:
     add("--seeds", nargs="+", type=int, default=[1, 101, 201])
     add("--runs", type=Path, required=True, help="folder of the runs; give each comparison its own")
     add("--flags", default="", help="of agents/pao.py, for all runs")
+    add("--last", action="store_true", help="score the weights that training ended with, not the selected ones")
     add("--jobs", type=int, default=1, help="runs trained at the same time, which share the processor's cores")
     add("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
@@ -104,7 +119,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as workers:
         runs = dict(zip(keys, workers.map(train, keys), strict=True))
     text, values = measure(runs, args).report("untrained", MEASURES, args.seeds)
-    print(f"{args.eval_env or args.env}, dev\n{text}\n")
+    print(f"{args.eval_env or args.env}, dev, {'last' if args.last else 'selected'} weights\n{text}\n")
     rows = [["arm, last tenth of training", *(name.rpartition("/")[2] for name in LOGGED)]]
     policies = {}
     for arm in arms(args):
