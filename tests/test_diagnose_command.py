@@ -115,7 +115,7 @@ def test_two_encoders_by_name(folder, tmp_path, capsys):
     encoders = [f"dense:{tiny.save_encoder(tmp_path / str(seed), seed=seed)}" for seed in (0, 1)]
     assert call(folder, "--retriever", *encoders, "--device", "cpu", "--limit", "2", "--seed", "4") == 0
     text, told = capsys.readouterr()
-    assert f"{encoders[1]}: embeds 7 passages first" in told
+    assert f"{encoders[1]}: embeds the corpus of 7 passages first" in told
     assert "2 of 3, a random sample with seed 4" in text and f"minus {encoders[0]}'s" in text
 
 
