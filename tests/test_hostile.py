@@ -611,7 +611,7 @@ def test_ctrl_c_leaves_nothing_half_converted_and_the_same_command_begins_again(
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         process.send_signal(signal.SIGINT)
         told = process.communicate(timeout=30)[1]
-    assert process.returncode == 130 and told == "interrupted\n"
+    assert process.returncode == 130 and told == "retrieval_gym convert: interrupted\n"
     assert sorted(os.listdir(tmp_path)) == ["p.jsonl", "slow.py"]
     again = subprocess.run([sys.executable, str(slow), "fast", *command], capture_output=True, check=False)
     assert again.returncode == 0 and len(Path(out / "corpus.jsonl").read_text().splitlines()) == 50

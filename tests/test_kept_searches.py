@@ -242,3 +242,15 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path, capsys, cache, message
     assert main(arguments) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "evaluate:" in line]
     assert message in line
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupt(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retrieval_gym.commands.evaluate.evaluate", interrupt)
+    arguments = ["evaluate", "--env", ENV, "--retriever", "bm25", "--limit", "9"]
+    assert main([*arguments, "--cache-dir", str(tmp_path)]) == main(arguments) == 130
+    with_cache, without = [line for line in capsys.readouterr().err.splitlines() if "interrupted" in line]
+    assert with_cache == "retrieval_gym evaluate: interrupted; the same command goes on with what --cache-dir holds"
+    assert without == "retrieval_gym evaluate: interrupted"
