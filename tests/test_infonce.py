@@ -72,13 +72,13 @@ def args(infonce, encoder, tmp_path):  # noqa: F811
 @pytest.fixture
 def epochs(infonce, monkeypatch):
     """The epochs of a run in order, as (learner, examples, weights before); those of a first walker come first."""
-    seen, real = [], infonce.Learner.epoch
+    seen, real = [], infonce.Learner.learn
 
-    def epoch(self, examples, *given):
-        seen.append((self, examples, self.encoder.weights_hash()))
-        return real(self, examples, *given)
+    def learn(self, lesson, *given):
+        seen.append((self, lesson.examples, self.encoder.weights_hash()))
+        return real(self, lesson, *given)
 
-    monkeypatch.setattr(infonce.Learner, "epoch", epoch)
+    monkeypatch.setattr(infonce.Learner, "learn", learn)
     return seen
 
 
