@@ -61,9 +61,7 @@ def test_what_was_searched_is_not_searched_again(dataset, tmp_path, capsys):
     assert len(kept_files(tmp_path)) == 5
     again = Counting(dataset)
     result = play(dataset, again, tmp_path / "kept")
-    assert (
-        again.calls == 9 - 5 + 2
-    )  # three batches of three steps; one of fresh states and one of others are made again
+    assert again.calls == 9 - 5 + 2  # of three batches of three steps; one search with picks and one without again
     assert "it: goes on with the searches that were kept" in capsys.readouterr().err
     for name in ("picked", "scores", "step_ids", "step_scores"):
         np.testing.assert_array_equal(getattr(result.chains, name), getattr(whole.chains, name))
@@ -127,10 +125,8 @@ def test_what_breaks_the_contract_is_not_kept(dataset, tmp_path):
 
 
 def test_counters_that_are_none_are_left_alone(dataset, tmp_path):
-    interrupted, again = Counting(dataset, interrupted_at=5), Counting(dataset)
-    interrupted.truncated = again.truncated = None
-    for each in (interrupted, again):
-        each.search = lambda states, k, each=each, real=each.inner.search: real(states, k)
+    again = BM25Retriever(dataset)
+    again.truncated = None
     with SearchLog(tmp_path / "kept") as log:
         kept = log.keep("it", again, dataset)
         evaluate(kept, dataset, steps=STEPS, batch_size=BATCH)
@@ -149,18 +145,8 @@ def test_what_could_not_be_written_loses_no_search(tmp_path, monkeypatch, capsys
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("retrieval_gym.commands.evaluate.write_text", full)
-    arguments = [
-        "evaluate",
-        "--env",
-        ENV,
-        "--retriever",
-        "bm25",
-        "--limit",
-        "9",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-    ]
-    assert main([*arguments, "--out", str(tmp_path / "out.json")]) == 2
+    places = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "out.json")]
+    assert main(["evaluate", "--env", ENV, "--retriever", "bm25", "--limit", "9", *places]) == 2
     assert kept_files(tmp_path / "cache")
 
 
@@ -218,9 +204,7 @@ def test_a_command_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch, 
     assert kept_files(tmp_path / "cache" / "searches")
     (tmp_path / "stop_at").write_text("-1")
     assert main([*arguments, "--out", "again.json"]) == 0
-    assert (
-        len((tmp_path / "calls").read_text()) == total + 2
-    )  # a search of fresh states and one of others are made once more
+    assert len((tmp_path / "calls").read_text()) == total + 2  # one search with picks and one without are made again
     assert not kept_files(tmp_path / "cache")
     whole, again = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "again"))
     for report in (whole, again):
