@@ -337,6 +337,13 @@ def test_classes_by_gold_where_these_say_much(tmp_path, sizes, rule, monkeypatch
     assert main(["geometry", *where, "--retriever", "dense", "--classes", "gold"]) == (2 if len(sizes) == 1 else 0)
 
 
+def test_more_clusters_than_questions_are_refused_before_any_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(command, "named_retriever", lambda *given: pytest.fail("a model was loaded"))
+    where = ["--env", "ChainRetrieval-Synthetic-v0", "--limit", "4"]
+    assert main(["geometry", *where, "--retriever", "dense"]) == 2
+    assert "6 clusters of 4 questions: give --clusters, or ask more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

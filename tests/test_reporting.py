@@ -87,3 +87,14 @@ def test_few_selection_questions_are_told_where_the_untrained_encoder_stays(caps
     selection = load_dataset("synthetic", num_questions=questions)
     tell_selected(what, "all_gold_picked", 1.0, selection)
     assert (f"{questions} questions hardly tell checkpoints apart" in capsys.readouterr().out) == told
+
+
+def test_where_the_environment_is_not_activated_the_program_has_its_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("retrieval_gym.nn.reporting.which", lambda name: None)
+    tell_run(tmp_path / "run", "ChainRetrieval-Synthetic-v0", ())
+    assert capsys.readouterr().out.count(".venv/bin/retrieval_gym ") == 2
+    monkeypatch.setattr("retrieval_gym.nn.reporting.which", lambda name: f"/usr/bin/{name}")
+    tell_run(tmp_path / "run", "ChainRetrieval-Synthetic-v0", ())
+    assert capsys.readouterr().out.count(": retrieval_gym ") == 2

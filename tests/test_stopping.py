@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import make_dataset
 
-from retrieval_gym import load_dataset, mdp
+from retrieval_gym import load_dataset, mdp, progress
 from retrieval_gym.chains import Chains, greedy_chain
 from retrieval_gym.cli import main
 from retrieval_gym.evaluation import evaluate
@@ -250,6 +250,12 @@ def test_the_command_chooses_on_one_half_and_reports_on_the_other(tmp_path, caps
     result = evaluate(retriever, dataset, steps=4, threshold=bm25["threshold"], questions=reported)
     for name in ("support_f1", "support_em", "picks"):
         assert bm25["measures"][name]["stopped"]["mean"] == pytest.approx(result.mean(f"stopped_{name}"))
+
+
+def test_the_command_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    assert main(["stopping", *ENV, "--retriever", "bm25"]) == 0
+    assert "bm25, 5 searches a question: 200 of 200 searches" in capsys.readouterr().err  # 40 questions
 
 
 def test_the_command_chooses_on_another_split(tmp_path, capsys):
